@@ -1,0 +1,211 @@
+"""Attention over tickets that lie end to end, with the prefix attended to by all at once.
+
+Registered with transformers' `AttentionInterface`, so that every architecture that uses it gains and no model code is
+rewritten. Per layer there are two partial attentions, merged by their log-sum-exp, which is exact (the same identity that
+flash attention uses between its blocks; Dao et al. 2022, arXiv:2205.14135):
+
+    (a) every token to the prefix's keys: one product for the whole batch; query heads that share a key-value head are
+        laid end to end, so that keys are never repeated;
+    (b) every ticket to itself, causally: tickets of similar length are lifted out of the row into small padded groups, so
+        that a few calls serve all of them. Only attention sees that padding; linear layers never do.
+
+Keys and queries arrive rotated, positions being explicit, so nothing here depends on where a ticket lies.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from ticket_etl.collate import Inputs, Span
+from ticket_etl.trie import LabelTrie
+
+if TYPE_CHECKING:
+    from ticket_etl.language_model import LanguageModel, PrefixCache
+
+NAME = "ticket_etl_packed"
+
+_GROUP_SLACK = 1.25
+"""Longest over shortest ticket of a group: bounds the padding that attention sees."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tickets of similar length, lifted out of the row.
+
+    gather: int64, shape (tickets * longest,): the token of the row at each place; padding points at the ticket's end.
+    scatter: int64, shape (tokens,): where each of the group's tokens lies in the padded group, flattened.
+    tokens: int64, shape (tokens,): where the same tokens lie in the row.
+    mask: (tickets, 1, longest, longest) additive, or None where plain causal attention is right.
+    """
+
+    tickets: int
+    longest: int
+    gather: torch.Tensor
+    scatter: torch.Tensor
+    tokens: torch.Tensor
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """What the attention function needs to know of a batch."""
+
+    prefix: "PrefixCache | None"
+    groups: tuple[Group, ...]
+
+
+class Packing:
+    """Makes `PackedBatch`es for one prompt: `prefix` is its shared cache, if it is shared."""
+
+    def __init__(self, prefix: "PrefixCache | None", labels: LabelTrie) -> None:
+        self._prefix = prefix
+        self._nodes = labels.node_sees
+
+    def batch(self, inputs: Inputs, model: "LanguageModel") -> PackedBatch:
+        """The groups of one batch."""
+        return PackedBatch(self._prefix, tuple(self._group(spans, model) for spans in _similar(inputs.spans)))
+
+    def _group(self, spans: list[Span], model: "LanguageModel") -> Group:
+        starts = np.array([span.start for span in spans])[:, None]
+        lengths = np.array([span.stop - span.start for span in spans])[:, None]
+        longest = int(lengths.max())
+        places = np.arange(longest)[None]
+        real = places < lengths
+        gather = starts + np.minimum(places, lengths - 1)
+        scatter = np.flatnonzero(real)
+        arrays = (gather.reshape(-1), scatter, gather.reshape(-1)[scatter])
+        tensors = (torch.as_tensor(array, device=model.device) for array in arrays)
+        return Group(len(spans), longest, *tensors, self._mask(lengths[:, 0], longest, model))
+
+    def _mask(self, lengths: np.ndarray, longest: int, model: "LanguageModel") -> torch.Tensor | None:
+        """Causal, but for label nodes, which see the prompt and their ancestors."""
+        count = len(self._nodes)
+        if not count:
+            return None
+        sees = np.tile(np.tril(np.ones((longest, longest), dtype=np.bool_)), (len(lengths), 1, 1))
+        for ticket, length in enumerate(lengths):
+            sees[ticket, length - count : length, length - count : length] = self._nodes
+        allowed = torch.as_tensor(sees[:, None], device=model.device)
+        mask = torch.zeros(allowed.shape, dtype=model.dtype, device=model.device)
+        return mask.masked_fill_(~allowed, torch.finfo(model.dtype).min)
+
+
+def supports_packing(model: "LanguageModel") -> None:
+    """Switch the model to packed attention.
+
+    Raises:
+        NotImplementedError: packing is not available on this device or for this kind of attention.
+    """
+    if model.device.type != "cpu":
+        raise NotImplementedError(f"packed attention is not available on {model.device.type}")
+    if model.window.tokens is not None:
+        raise NotImplementedError("packed attention has no sliding window")
+    model.use_attention(NAME)
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    packed_batch: PackedBatch | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """An attention function in the sense of transformers' `AttentionInterface`.
+
+    Args:
+        query: (1, heads, tokens, head dimension).
+        key, value: (1, key-value heads, tokens, head dimension).
+        packed_batch: the batch's layout; without it this is plain scaled dot-product attention.
+
+    Returns:
+        (1, tokens, heads, head dimension), and no weights.
+    """
+    if packed_batch is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    out = torch.empty_like(query)
+    lse = torch.empty(query.shape[:3], dtype=torch.float32)
+    repeats = query.shape[1] // key.shape[1]
+    for group in packed_batch.groups:
+        _attend_to_self(group, query, key, value, repeats, scaling, out, lse)
+    if packed_batch.prefix is not None:
+        keys, values = packed_batch.prefix[module.layer_idx]  # type: ignore[index]
+        to_prefix, lse_prefix = _attend_to_prefix(query, keys, values, repeats, scaling)
+        weight = torch.sigmoid(lse_prefix - lse).unsqueeze(-1).to(out.dtype)
+        out = torch.lerp(out, to_prefix, weight)
+    return out.transpose(1, 2), None
+
+
+def _attend_to_self(
+    group: Group,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    repeats: int,
+    scaling: float | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> None:
+    """Each ticket of a group to itself; results go to the tokens' places in `out` and `lse`."""
+    lifted = []
+    for states in (query, key, value):
+        heads, dim = states.shape[1], states.shape[3]
+        part = states[0].index_select(1, group.gather).view(heads, group.tickets, group.longest, dim).transpose(0, 1)
+        lifted.append(part if states is query else part.repeat_interleave(repeats, 1))
+    partial, partial_lse = _flash(*lifted, causal=group.mask is None, mask=group.mask, scale=scaling)
+    heads, dim = query.shape[1], query.shape[3]
+    flat = partial.transpose(0, 1).reshape(heads, -1, dim)
+    out[0, :, group.tokens] = flat[:, group.scatter]
+    lse[0, :, group.tokens] = partial_lse.transpose(0, 1).reshape(heads, -1)[:, group.scatter]
+
+
+def _attend_to_prefix(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, repeats: int, scaling: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every token to every key of the prefix; query heads of one key-value head are laid end to end."""
+    _, heads, tokens, dim = query.shape
+    folded = query.reshape(1, heads // repeats, repeats * tokens, dim)
+    partial, lse = _flash(folded, key, value, causal=False, mask=None, scale=scaling)
+    return partial.reshape(1, heads, tokens, dim), lse.reshape(1, heads, tokens)
+
+
+def _flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    causal: bool,
+    mask: torch.Tensor | None,
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention and its log-sum-exp: (tickets, heads, tokens, dimension) and (tickets, heads, tokens).
+
+    torch's own CPU kernel behind scaled_dot_product_attention, which alone returns the log-sum-exp.
+    """
+    output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, causal, attn_mask=mask, scale=scale
+    )
+    return output, lse
+
+
+def _similar(spans: Iterable[Span]) -> list[list[Span]]:
+    """Spans in groups of similar length, longest first."""
+    groups: list[list[Span]] = []
+    for span in sorted(spans, key=lambda span: span.start - span.stop):
+        longest = groups[-1][0] if groups else None
+        if longest is None or longest.stop - longest.start > _GROUP_SLACK * (span.stop - span.start):
+            groups.append([])
+        groups[-1].append(span)
+    return groups
+
+
+AttentionInterface.register(NAME, packed_attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,0 +1,88 @@
+"""From a planned batch to the arrays a model is given. The one place that knows how wide a ticket is.
+
+`Layout.lengths` is what the planners and the report count with, and `Layout.collate` builds arrays of exactly that size,
+so that a reported token is a computed token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ticket_etl.plan import Batch, Lengths
+from ticket_etl.prompt import Prompt, TokenIds
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where one ticket lies in a batch: columns [start, stop) of `row`; the label nodes are the last of them."""
+
+    row: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A batch as arrays.
+
+    token_ids: int64, shape (rows, width); padding is 0, a token like any other, since nothing ever looks at it.
+    positions: int64, shape (rows, width), counted from the start of the full prompt, shared prefix included.
+    reads: int64, shape (tickets, branches): where each label branch is read, as an index into the flattened rows.
+    spans: one per ticket, in the order of `Batch.tickets`.
+    """
+
+    token_ids: IntArray
+    positions: IntArray
+    reads: IntArray
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a ticket lies in its batch: (prefix +) ticket + suffix + label nodes.
+
+    shares_prefix: the prefix stands before every batch in a key-value cache, and is not part of the rows.
+    """
+
+    prompt: Prompt
+    shares_prefix: bool
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens that stand in the shared cache: the prefix, or none."""
+        return len(self.prompt.prefix) if self.shares_prefix else 0
+
+    def lengths(self, tickets: Sequence[TokenIds]) -> Lengths:
+        """Tokens each ticket occupies in a batch: int64, shape (tickets,)."""
+        fixed = self.prompt.fixed_tokens - self.shared_tokens
+        return np.array([len(ticket) + fixed for ticket in tickets], dtype=np.int64)
+
+    def collate(self, batch: Batch, tickets: Sequence[TokenIds]) -> Inputs:
+        """The arrays of one batch; `tickets` holds the token ids of all tickets of the plan."""
+        trie = self.prompt.labels
+        shape = (len(batch.rows), batch.width)
+        token_ids = np.zeros(shape, dtype=np.int64)
+        # Padding goes on counting, so that a row without label nodes stays one plain ascending sequence.
+        positions = np.broadcast_to(self.shared_tokens + np.arange(batch.width, dtype=np.int64), shape).copy()
+        reads, spans = [], []
+        for row, members in enumerate(batch.rows):
+            start = 0
+            for ticket in members:
+                tokens = self._tokens(tickets[ticket])
+                last = start + len(tokens) - 1
+                stop = last + 1 + len(trie.nodes)
+                token_ids[row, start:stop] = np.concatenate([tokens, trie.node_tokens])
+                positions[row, start : last + 1] = self.shared_tokens + np.arange(len(tokens))
+                positions[row, last + 1 : stop] = positions[row, last] + trie.node_depths
+                reads.append(row * batch.width + last + trie.branch_offsets)
+                spans.append(Span(row, start, stop))
+                start = stop
+        return Inputs(token_ids, positions, np.stack(reads), tuple(spans))
+
+    def _tokens(self, ticket: TokenIds) -> IntArray:
+        prefix = self.prompt.prefix[: 0 if self.shares_prefix else None]
+        return np.concatenate([prefix, ticket, self.prompt.suffix]).astype(np.int64)

@@ -1,0 +1,186 @@
+"""Scorers: batches in, label log-probabilities out.
+
+`Reference` is the slow path that nobody can doubt: each ticket alone, the full prompt, unpadded, no cache, no mask of
+ours. The others must agree with it; `build_scorer` tries each on the model at hand before it trusts it, so that an
+architecture whose cache or masks work differently costs speed and never a label.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from ticket_etl.attention import Packing, supports_packing
+from ticket_etl.collate import Layout
+from ticket_etl.language_model import FloatArray, LanguageModel
+from ticket_etl.plan import Batch, Lengths, Limits
+from ticket_etl.prompt import Prompt, TokenIds
+from ticket_etl.strategies import REFERENCE, STRATEGIES, Strategy
+
+log = logging.getLogger("ticket_etl")
+
+_TRIAL_TOLERANCE = {torch.float32: 1e-3}
+_LOW_PRECISION_TOLERANCE = 1.0
+
+
+class Scorer(Protocol):
+    """Scores the tickets of a batch."""
+
+    layout: Layout
+
+    def score(self, batch: Batch, tickets: Sequence[TokenIds]) -> FloatArray:
+        """Label log-probabilities: float32, shape (tickets of the batch, labels), in the order of `batch.tickets`."""
+        ...
+
+
+class Reference:
+    """Each ticket alone: one plain forward pass per branch of the label trie, over prompt and path."""
+
+    def __init__(self, model: LanguageModel, prompt: Prompt) -> None:
+        self.layout = Layout(prompt, shares_prefix=False)
+        self._model = model
+
+    def score(self, batch: Batch, tickets: Sequence[TokenIds]) -> FloatArray:
+        """See `Scorer.score`."""
+        prompt = self.layout.prompt
+        logits = [
+            [
+                self._model.logits_alone([*prompt.prefix, *tickets[ticket], *prompt.suffix, *branch.path])
+                for branch in prompt.labels.branches
+            ]
+            for ticket in batch.tickets
+        ]
+        return prompt.labels.label_log_probs(np.array(logits, dtype=np.float32))
+
+
+class Padded:
+    """One ticket a row, padded on the right; with a shared prefix, each row attends to its copy of the prefix's cache."""
+
+    def __init__(self, model: LanguageModel, layout: Layout) -> None:
+        self.layout = layout
+        self._model = model
+        self._prefix = model.prefix_cache(layout.prompt.prefix.tolist()) if layout.shares_prefix else None
+
+    def score(self, batch: Batch, tickets: Sequence[TokenIds]) -> FloatArray:
+        """See `Scorer.score`."""
+        inputs = self.layout.collate(batch, tickets)
+        how = self._model.attention_mask(inputs, self.layout)
+        if self._prefix is not None:
+            how |= self._model.expand(self._prefix, len(batch.rows))
+        return self.layout.prompt.labels.label_log_probs(self._model.logits(inputs, **how))
+
+
+class Packed:
+    """All tickets of a batch end to end in one row: no padding reaches a linear layer."""
+
+    def __init__(self, model: LanguageModel, layout: Layout) -> None:
+        self.layout = layout
+        self._model = model
+        prefix = model.prefix_cache(layout.prompt.prefix.tolist()) if layout.shares_prefix else None
+        self._packing = Packing(prefix, layout.prompt.labels)
+
+    def score(self, batch: Batch, tickets: Sequence[TokenIds]) -> FloatArray:
+        """See `Scorer.score`."""
+        inputs = self.layout.collate(batch, tickets)
+        logits = self._model.logits(inputs, packed_batch=self._packing.batch(inputs, self._model))
+        return self.layout.prompt.labels.label_log_probs(logits)
+
+
+def build_scorer(strategy: Strategy, model: LanguageModel, prompt: Prompt) -> tuple[Strategy, Scorer]:
+    """The scorer of a strategy, or of the nearest one that is right on this model, said once on the log.
+
+    A strategy that fails gives way first to its unshared form (a cache that cannot be shared), packing to padded batches,
+    and everything to `per-item`.
+    """
+    while strategy is not REFERENCE:
+        try:
+            scorer = _make_scorer(strategy, model, prompt)
+            problem = _try_out(scorer, strategy, model, prompt)
+        except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError, NotImplementedError) as error:
+            if is_out_of_memory(error):
+                raise
+            problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        if problem is None:
+            return strategy, scorer
+        simpler = _simpler(strategy)
+        log.warning("strategy %s does not fit this model (%s); using %s", strategy.name, problem, simpler.name)
+        strategy = simpler
+    return REFERENCE, Reference(model, prompt)
+
+
+def _make_scorer(strategy: Strategy, model: LanguageModel, prompt: Prompt) -> Scorer:
+    layout = Layout(prompt, strategy.shares_prefix)
+    if not strategy.packs:
+        return Padded(model, layout)
+    supports_packing(model)
+    return Packed(model, layout)
+
+
+def _simpler(strategy: Strategy) -> Strategy:
+    base, _, shared = strategy.name.partition("+")
+    if base == "packed":
+        return STRATEGIES["token-budget+prefix" if shared else "token-budget"]
+    return STRATEGIES[base] if shared else REFERENCE
+
+
+def _try_out(scorer: Scorer, strategy: Strategy, model: LanguageModel, prompt: Prompt) -> str | None:
+    """Score three short tickets of different lengths together and alone; say what is wrong, or None."""
+    words = np.concatenate([prompt.prefix[-9:], prompt.suffix])
+    tickets = [words[:9], words[3:4], words[2:7]]
+    limits = Limits(batch_tickets=len(tickets), shared_tokens=scorer.layout.shared_tokens)
+    alone = Reference(model, prompt)
+    drift = 0.0
+    for batch in strategy.planner(scorer.layout.lengths(tickets), limits):
+        drift = max(drift, float(np.abs(scorer.score(batch, tickets) - alone.score(batch, tickets)).max()))
+    tolerance = _TRIAL_TOLERANCE.get(model.dtype, _LOW_PRECISION_TOLERANCE)
+    return None if drift <= tolerance else f"log-probabilities are off by {drift:.2g}"
+
+
+class MemoryGuard:
+    """Scores batches; one that does not fit in memory is halved, and so are later ones of its size.
+
+    A single ticket that does not fit scores NaN, which is never a label.
+    """
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+        self._too_large: int | None = None
+        self.halvings = 0
+
+    def score(self, batch: Batch, tickets: Sequence[TokenIds], lengths: Lengths) -> FloatArray:
+        """See `Scorer.score`; `lengths` are those of the plan."""
+        fits = self._too_large is None or batch.computed_tokens < self._too_large
+        if fits or len(batch.tickets) == 1:
+            scores = self._attempt(batch, tickets)
+            if scores is not None:
+                return scores
+        if len(batch.tickets) == 1:
+            return np.full((1, len(self._scorer.layout.prompt.sequences)), np.nan, dtype=np.float32)
+        return np.concatenate([self.score(half, tickets, lengths) for half in batch.halves(lengths)])
+
+    def _attempt(self, batch: Batch, tickets: Sequence[TokenIds]) -> FloatArray | None:
+        try:
+            return self._scorer.score(batch, tickets)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        # Out of the handler, so that the exception no longer keeps the failed batch's tensors alive.
+        self.halvings += 1
+        if len(batch.tickets) > 1:
+            self._too_large = min(self._too_large or batch.computed_tokens, batch.computed_tokens)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        log.warning("a batch of %d tickets did not fit in memory; halving it", len(batch.tickets))
+        return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception means that memory ran out: CUDA, MPS and the CPU allocator each say so differently."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(
+        phrase in text for phrase in ("out of memory", "can't allocate memory", "not enough memory")
+    )
