@@ -1,12 +1,13 @@
 """Attention over tickets that lie end to end, with the prefix attended to by all at once.
 
 Registered with transformers' `AttentionInterface`, so that every architecture that uses it gains and no model code is
-rewritten. Per layer there are two partial attentions, merged by their log-sum-exp, which is exact (the same identity that
-flash attention uses between its blocks; Dao et al. 2022, arXiv:2205.14135):
+rewritten. Per layer there are two partial attentions, merged by their log-sum-exp, which is exact (the same identity
+that flash attention uses between its blocks; Dao et al. 2022, arXiv:2205.14135):
 
     (a) every token to the prefix's keys: one product for the whole batch; query heads that share a key-value head are
         laid end to end, so that keys are never repeated;
-    (b) every ticket to itself, causally: tickets of similar length are lifted out of the row into small padded groups, so
+    (b) every ticket to itself, causally: tickets of similar length are lifted out of the row into small padded
+    groups, so
         that a few calls serve all of them. Only attention sees that padding; linear layers never do.
 
 Keys and queries arrive rotated, positions being explicit, so nothing here depends on where a ticket lies.
@@ -80,8 +81,8 @@ class Packing:
         gather = starts + np.minimum(places, lengths - 1)
         scatter = np.flatnonzero(real)
         arrays = (gather.reshape(-1), scatter, gather.reshape(-1)[scatter])
-        tensors = (torch.as_tensor(array, device=model.device) for array in arrays)
-        return Group(len(spans), longest, *tensors, self._mask(lengths[:, 0], longest, model))
+        gathers, scatters, tokens = (torch.as_tensor(array, device=model.device) for array in arrays)
+        return Group(len(spans), longest, gathers, scatters, tokens, self._mask(lengths[:, 0], longest, model))
 
     def _mask(self, lengths: np.ndarray, longest: int, model: "LanguageModel") -> torch.Tensor | None:
         """Causal, but for label nodes, which see the prompt and their ancestors."""

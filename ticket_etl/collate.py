@@ -1,7 +1,7 @@
 """From a planned batch to the arrays a model is given. The one place that knows how wide a ticket is.
 
-`Layout.lengths` is what the planners and the report count with, and `Layout.collate` builds arrays of exactly that size,
-so that a reported token is a computed token.
+`Layout.lengths` is what the planners and the report count with, and `Layout.collate` builds arrays of exactly that
+size, so that a reported token is a computed token.
 """
 
 from collections.abc import Sequence

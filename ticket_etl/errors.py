@@ -56,7 +56,7 @@ class ModelError(TicketEtlError):
     exit_code = 7
 
 
-class Interrupted(TicketEtlError):
+class Interrupted(TicketEtlError):  # noqa: N818 - not a fault, a request
     """A signal asked the run to stop; the journal of finished windows is kept."""
 
     def __init__(self, signum: int) -> None:

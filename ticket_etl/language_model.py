@@ -1,10 +1,12 @@
 """The adapter around a transformers causal model: everything that depends on that library's ways stands here.
 
 A forward pass yields the logits of the labels' tokens only, at the few positions that are asked for. The model's own
-code runs unchanged (its soft caps and scales included); only its output matrix is replaced by the label rows, in float32.
+code runs unchanged (its soft caps and scales included); only its output matrix is replaced by the label rows, in
+float32.
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +35,7 @@ class LabelRows(nn.Module):
     """
 
     weight: torch.Tensor
+    bias: torch.Tensor | None
 
     def __init__(self, output: nn.Linear, rows: torch.Tensor) -> None:
         super().__init__()
@@ -68,7 +71,9 @@ class LanguageModel:
     def __init__(self, model: PreTrainedModel, labels: LabelTrie) -> None:
         output = model.get_output_embeddings()
         if not isinstance(output, nn.Linear):
-            raise ModelError(f"{type(model).__name__} has no plain output matrix to take label rows from; use another model")
+            raise ModelError(
+                f"{type(model).__name__} has no plain output matrix to take label rows from; use another model"
+            )
         self._model = model
         self.device: torch.device = output.weight.device
         self._head = LabelRows(output, torch.as_tensor(labels.rows, device=self.device))
@@ -96,6 +101,12 @@ class LanguageModel:
         embedding = self._model.get_input_embeddings()
         total = sum(parameter.numel() for parameter in self._model.parameters())
         return total - sum(parameter.numel() for parameter in embedding.parameters())
+
+    def matrix_shapes(self) -> Counter[tuple[int, int]]:
+        """The weight matrices that multiply every token, as (outputs, inputs), with how many there are of each."""
+        embeddings = self._model.get_input_embeddings()
+        weights = (p for p in self._model.parameters() if p.ndim == 2 and p is not embeddings.weight)
+        return Counter((weight.shape[0], weight.shape[1]) for weight in weights)
 
     def use_attention(self, name: str) -> None:
         """Switch the attention function, by its name in transformers' `AttentionInterface`."""
@@ -126,7 +137,7 @@ class LanguageModel:
         ids = torch.tensor([list(prefix)], device=self.device)
         self._head.reads = torch.tensor([0], device=self.device)
         self._model(input_ids=ids, use_cache=True, **{self._cache_word: cache})
-        layers = tuple((layer.keys.clone(), layer.values.clone()) for layer in cache.layers)
+        layers = tuple((layer.keys.clone(), layer.values.clone()) for layer in cache.layers)  # type: ignore[union-attr]
         if any(keys.shape[-2] != len(prefix) for keys, _ in layers):
             raise ValueError("the model's cache does not hold one entry per prefix token")
         return layers
@@ -155,7 +166,9 @@ class LanguageModel:
         nodes, shared = layout.prompt.labels.node_sees, layout.shared_tokens
         if not shared and not len(nodes):
             return {}
-        sees = np.broadcast_to(np.tril(np.ones((width, width), dtype=np.bool_)), (rows if len(nodes) else 1, width, width))
+        sees = np.broadcast_to(
+            np.tril(np.ones((width, width), dtype=np.bool_)), (rows if len(nodes) else 1, width, width)
+        )
         if len(nodes):
             sees = sees.copy()
             for span in inputs.spans:
@@ -183,4 +196,3 @@ class LanguageModel:
     @staticmethod
     def _to_numpy(logits: torch.Tensor) -> FloatArray:
         return logits.float().cpu().numpy()
-

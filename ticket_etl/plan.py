@@ -1,8 +1,8 @@
 """Planning: which tickets go through the model together, and how much of each batch is padding.
 
 Pure arithmetic on token lengths; nothing here knows a model. A plan is a list of `Batch`es, each a rectangle of
-`len(rows)` x `width` tokens. Every planner places each ticket exactly once. Planners that sort put the longest first, so
-that a batch too large for memory shows at once and the estimate of the time left errs on the safe side.
+`len(rows)` x `width` tokens. Every planner places each ticket exactly once. Planners that sort put the longest first,
+so that a batch too large for memory shows at once and the estimate of the time left errs on the safe side.
 
 A length is what one ticket occupies in its batch: its own tokens, the suffix, the label nodes, and the prefix unless it
 is shared.

@@ -102,8 +102,8 @@ class TicketEncoder:
             room = min(room, context_tokens - self.prompt.fixed_tokens)
         if room < len(self._mark) + 2:
             raise UsageError(
-                f"the prompt takes {self.prompt.fixed_tokens} of the model's {context_tokens} tokens and leaves no room for"
-                " a ticket; shorten the label descriptions or use a model with a longer context"
+                f"the prompt takes {self.prompt.fixed_tokens} of the model's {context_tokens} tokens and leaves no room"
+                " for a ticket; shorten the label descriptions or use a model with a longer context"
                 if context_tokens is not None and room < max_ticket_tokens
                 else f"--max-ticket-tokens must be at least {len(self._mark) + 2}"
             )
@@ -183,7 +183,9 @@ def build_prompt(tokenizer: PreTrainedTokenizerBase, label_set: LabelSet) -> Pro
 def _instructions(label_set: LabelSet) -> str:
     """The user turn up to the ticket; it ends in a line break, where no tokenizer merges."""
     lines = [label_set.instruction, "", "Labels:"]
-    lines += [f"- {label.name}: {label.description}" if label.description else f"- {label.name}" for label in label_set.labels]
+    lines += [
+        f"- {label.name}: {label.description}" if label.description else f"- {label.name}" for label in label_set.labels
+    ]
     for label in label_set.labels:
         for example in label.examples:
             lines += ["", "Ticket:", example, f"Label: {label.name}"]
@@ -222,7 +224,9 @@ def _render(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, str]], **o
 
 def _require(frame: _Frame | None) -> _Frame:
     if frame is None:
-        raise ModelError("the model's chat template does not show the user's text once; use a model with a usable template")
+        raise ModelError(
+            "the model's chat template does not show the user's text once; use a model with a usable template"
+        )
     return frame
 
 
@@ -234,7 +238,9 @@ def _plain_frame(tokenizer: PreTrainedTokenizerBase) -> _Frame:
 
 def _end_of_text(tokenizer: PreTrainedTokenizerBase) -> int:
     if tokenizer.eos_token_id is None:
-        raise ModelError("the model's tokenizer has no end-of-text token, so a label cannot be ended; use another model")
+        raise ModelError(
+            "the model's tokenizer has no end-of-text token, so a label cannot be ended; use another model"
+        )
     return int(tokenizer.eos_token_id)
 
 

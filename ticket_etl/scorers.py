@@ -56,7 +56,7 @@ class Reference:
 
 
 class Padded:
-    """One ticket a row, padded on the right; with a shared prefix, each row attends to its copy of the prefix's cache."""
+    """One ticket a row, padded on the right; with a shared prefix, each row has a copy of its cache."""
 
     def __init__(self, model: LanguageModel, layout: Layout) -> None:
         self.layout = layout
@@ -91,14 +91,22 @@ class Packed:
 def build_scorer(strategy: Strategy, model: LanguageModel, prompt: Prompt) -> tuple[Strategy, Scorer]:
     """The scorer of a strategy, or of the nearest one that is right on this model, said once on the log.
 
-    A strategy that fails gives way first to its unshared form (a cache that cannot be shared), packing to padded batches,
-    and everything to `per-item`.
+    A strategy that fails gives way first to its unshared form (a cache that cannot be shared), packing to padded
+    batches, and everything to `per-item`.
     """
     while strategy is not REFERENCE:
         try:
             scorer = _make_scorer(strategy, model, prompt)
             problem = _try_out(scorer, strategy, model, prompt)
-        except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, IndexError, NotImplementedError) as error:
+        except (
+            RuntimeError,
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            IndexError,
+            NotImplementedError,
+        ) as error:
             if is_out_of_memory(error):
                 raise
             problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

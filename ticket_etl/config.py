@@ -1,0 +1,86 @@
+"""What a run was asked to do, as one frozen value; flags, environment and files are merged before it is made."""
+
+import os
+import tomllib
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ticket_etl.errors import UsageError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda", "mps")
+DEFAULT_STRATEGY = "packed+prefix"
+DEFAULT_BATCH_TOKENS = 2048
+PROJECT_FILE = Path("ticket-etl.toml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringConfig:
+    """Everything that decides a label: shared by all commands that score.
+
+    max_batch_tokens bounds what a batch holds in memory: padded rows with their copies of the prefix, or one packed
+    row.
+    """
+
+    input: str
+    labels: Path | None = None
+    text_columns: tuple[str, ...] = ()
+    model: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    strategy: str = DEFAULT_STRATEGY
+    batch_tickets: int = 32
+    max_batch_tokens: int = DEFAULT_BATCH_TOKENS
+    window_tickets: int = 2048
+    max_ticket_tokens: int = 2048
+    bad_records: str = "stop"
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobConfig(ScoringConfig):
+    """The nightly job: scoring, and what becomes of the labels."""
+
+    output: Path
+    output_prefix: str = ""
+    replace_columns: bool = False
+    clobber: bool = True
+    report: Path | None = None
+
+    @property
+    def report_path(self) -> Path:
+        """Where the report goes: `--report`, else OUT.report.json."""
+        return self.report or self.output.with_name(self.output.name + ".report.json")
+
+    @property
+    def rejects_path(self) -> Path:
+        """Where quarantined records go: OUT.rejects.jsonl."""
+        return self.output.with_name(self.output.name + ".rejects.jsonl")
+
+
+def read_settings(path: Path | None, known: Collection[str]) -> dict[str, Any]:
+    """Defaults from a configuration file: `path`, else `ticket-etl.toml` in the current folder if there is one.
+
+    Keys are the long option names, with dashes or underscores: `model = "smollm2"`, `max-ticket-tokens = 512`.
+
+    Raises:
+        UsageError: the file cannot be read, or a key is no option; the message names both.
+    """
+    if path is None and not PROJECT_FILE.is_file():
+        return {}
+    source = path or PROJECT_FILE
+    try:
+        settings = tomllib.loads(source.read_bytes().decode("utf-8-sig"))
+    except OSError as error:
+        raise UsageError(f"cannot read configuration {source}: {os.strerror(error.errno or 0)}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"configuration {source} is not valid TOML in UTF-8: {error}") from error
+    renamed = {key.replace("-", "_"): value for key, value in settings.items()}
+    for key in renamed:
+        if key not in known:
+            raise UsageError(
+                f"configuration {source} has an unknown key {key!r}; keys are option names such as model, labels"
+            )
+    return renamed

@@ -1,0 +1,144 @@
+"""Finished windows on disk, so that a killed run goes on where it stopped; also the lock that keeps OUT to one writer.
+
+The journal is an SQLite database beside OUT: its transactions make a window present whole or not at all, however the
+run ends, and its lock belongs to the operating system, which frees it when the process dies. It is bound to a
+fingerprint of everything that decides a score; a journal of another fingerprint is started afresh.
+"""
+
+import json
+import logging
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from ticket_etl.errors import BusyError, OutputError
+from ticket_etl.verdicts import FAILED, VERDICT, Verdicts
+
+log = logging.getLogger("ticket_etl")
+
+
+class Journal:
+    """Verdicts per window. Made by `open_journal`."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._connection = connection
+        self._path = path
+
+    def bind(self, fingerprint: Mapping[str, str]) -> int:
+        """Keep what an earlier run of the same fingerprint scored, drop anything else; return the rows kept.
+
+        Windows with failed tickets are dropped too, so that those tickets are tried again.
+        """
+        found = dict(self._connection.execute("SELECT part, value FROM fingerprint"))
+        if found and found != fingerprint:
+            changed = sorted(
+                part for part in found.keys() | fingerprint.keys() if found.get(part) != fingerprint.get(part)
+            )
+            log.warning("starting afresh: %s changed since the interrupted run", ", ".join(changed))
+        with self._transaction():
+            if found != fingerprint:
+                self._connection.execute("DELETE FROM windows")
+                self._connection.execute("DELETE FROM fingerprint")
+                self._connection.executemany("INSERT INTO fingerprint VALUES (?, ?)", fingerprint.items())
+            for number, verdicts in list(self.windows()):
+                if (verdicts["status"] == FAILED).any():
+                    self._connection.execute("DELETE FROM windows WHERE number = ?", (number,))
+        return sum(len(verdicts) for _, verdicts in self.windows())
+
+    def numbers(self) -> frozenset[int]:
+        """The numbers of the finished windows."""
+        return frozenset(number for (number,) in self._connection.execute("SELECT number FROM windows"))
+
+    def get(self, number: int) -> Verdicts:
+        """The verdicts of a finished window."""
+        (blob,) = self._connection.execute("SELECT verdicts FROM windows WHERE number = ?", (number,)).fetchone()
+        return np.frombuffer(blob, dtype=VERDICT)
+
+    def append(self, number: int, verdicts: Verdicts) -> None:
+        """Record a finished window; on return it is on disk."""
+        with self._transaction():
+            self._connection.execute("INSERT INTO windows VALUES (?, ?)", (number, verdicts.tobytes()))
+
+    def windows(self) -> Iterator[tuple[int, Verdicts]]:
+        """The finished windows by number, in row order."""
+        for number, blob in self._connection.execute("SELECT number, verdicts FROM windows ORDER BY number"):
+            yield number, np.frombuffer(blob, dtype=VERDICT)
+
+    def discard(self) -> None:
+        """Remove the journal: OUT is written. The lock is held until `open_journal` ends."""
+        self._path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            self._connection.execute("BEGIN")
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException as error:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            if isinstance(error, sqlite3.Error):
+                raise OutputError(
+                    f"cannot write the journal {self._path}: {error}; free space or choose another OUT"
+                ) from error
+            raise
+
+
+def journal_path(out: Path) -> Path:
+    """Where the journal of OUT lies: beside the file that OUT resolves to."""
+    target = out.resolve()
+    return target.with_name(f".{target.name}.journal")
+
+
+@contextmanager
+def open_journal(out: Path) -> Iterator[Journal]:
+    """Open OUT's journal and hold OUT's lock. A journal in which no window is done is removed at the end.
+
+    Raises:
+        BusyError: another run holds OUT.
+        OutputError: the journal cannot be written.
+    """
+    path = journal_path(out)
+    with closing(_connect(path, out)) as connection:
+        journal = Journal(connection, path)
+        try:
+            yield journal
+        finally:
+            if path.exists() and not connection.execute("SELECT count(*) FROM windows").fetchone()[0]:
+                journal.discard()
+
+
+def _connect(path: Path, out: Path) -> sqlite3.Connection:
+    for attempt in ("as found", "afresh"):
+        connection = sqlite3.connect(path, timeout=0, isolation_level=None)
+        try:
+            # Exclusive mode keeps the lock between transactions; FULL makes a commit survive a power cut.
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("BEGIN EXCLUSIVE")
+            connection.execute("CREATE TABLE IF NOT EXISTS fingerprint (part TEXT PRIMARY KEY, value TEXT NOT NULL)")
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS windows (number INTEGER PRIMARY KEY, verdicts BLOB NOT NULL)"
+            )
+            connection.execute("COMMIT")
+            return connection
+        except sqlite3.OperationalError as error:
+            connection.close()
+            if "locked" in str(error):
+                raise BusyError(f"another run is writing {out}; wait for it or stop it") from error
+            raise OutputError(f"cannot write the journal {path}: {error}; check the folder and its space") from error
+        except sqlite3.DatabaseError as error:
+            connection.close()
+            if attempt == "afresh":
+                raise OutputError(f"cannot write the journal {path}: {error}") from error
+            log.warning("starting afresh: the journal %s is damaged", path)
+            path.unlink(missing_ok=True)
+    raise AssertionError("unreachable")
+
+
+def fingerprint_text(value: object) -> str:
+    """A fingerprint part as text: equal for equal values, readable in the journal."""
+    return json.dumps(value, sort_keys=True, default=str)

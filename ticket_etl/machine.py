@@ -1,0 +1,63 @@
+"""What this machine offers: cores, devices, memory."""
+
+import os
+import platform
+import resource
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, bounded by the container's CPU quota (cgroup v2 `cpu.max`)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, _quota_cores(_CGROUP_QUOTA) or cores))
+
+
+def _quota_cores(cpu_max: Path) -> int | None:
+    try:
+        quota, period = cpu_max.read_text(encoding="ascii").split()
+        return max(1, round(int(quota) / int(period)))
+    except (OSError, ValueError):  # no cgroup v2, or "max": no quota
+        return None
+
+
+def set_threads() -> int:
+    """Give torch the usable cores, unless OMP_NUM_THREADS says otherwise; return the number of threads."""
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(usable_cores())
+    return torch.get_num_threads()
+
+
+def choose_device(name: str) -> str:
+    """`auto` is CUDA if there is one, then MPS, then the CPU.
+
+    Raises:
+        UsageError: the device that was asked for is not there.
+    """
+    import torch
+
+    from ticket_etl.errors import UsageError
+
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return next(device for device, there in available.items() if there)
+    if not available[name]:
+        raise UsageError(f"--device {name} is not available on this machine; use --device cpu or auto")
+    return name
+
+
+def peak_memory_bytes() -> int:
+    """The largest resident memory this process has had."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that can change a score."""
+    packages = {name: version(name) for name in ("torch", "transformers", "tokenizers", "pyarrow", "numpy")}
+    return {"python": platform.python_version()} | packages

@@ -1,0 +1,106 @@
+"""Loads a model folder into memory: weights, tokenizer, nothing random, nothing from the network.
+
+Not imported by the package itself, because it imports torch and transformers.
+"""
+
+import logging
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_utils import PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from ticket_etl.errors import ModelError
+from ticket_etl.models.folder import ModelFolder
+from ticket_etl.models.quiet import quiet_libraries
+
+_log = logging.getLogger("ticket_etl")
+
+
+def load_model(
+    folder: ModelFolder, *, device: str, dtype: torch.dtype
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Return the model, ready to read with, and its fast tokenizer; any failure is a ModelError in one line.
+
+    The dtype is always given: without one, transformers follows the file, and half precision is very slow on a CPU.
+    """
+    with quiet_libraries(offline=True):
+        tokenizer = load_tokenizer(folder)
+        try:
+            model = _load_weights(folder, dtype)
+            model.to(device)  # type: ignore[arg-type]
+        except ModelError:
+            raise
+        except Exception as error:  # safetensors, torch and transformers each have their own
+            raise _refusal(folder, error) from error
+    model.requires_grad_(False)
+    return model.eval(), tokenizer
+
+
+def load_tokenizer(folder: ModelFolder) -> PreTrainedTokenizerBase:
+    """Return the fast tokenizer of a model folder without reading any weights."""
+    try:
+        with quiet_libraries(offline=True):
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(folder.path), use_fast=True, local_files_only=True, trust_remote_code=False
+            )
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise ModelError(
+            f"cannot load the tokenizer of {folder.name}: {_one_line(error)}; get the model again"
+        ) from error
+    if not tokenizer.is_fast or not len(tokenizer):
+        raise ModelError(f"{folder.name} has no fast tokenizer (tokenizer.json) in {folder.path}; use another model")
+    return tokenizer
+
+
+def _load_weights(folder: ModelFolder, dtype: torch.dtype) -> PreTrainedModel:
+    config = AutoConfig.from_pretrained(str(folder.path), local_files_only=True, trust_remote_code=False)
+    # The fused kernel has no place for soft-capping, so such models need the plain one.
+    attention = "eager" if getattr(config, "attn_logit_softcapping", None) is not None else "sdpa"
+    try:
+        model, info = _from_pretrained(folder, config, dtype, attention)
+    except ValueError as error:
+        if attention == "eager" or "scaled_dot_product_attention" not in str(error):
+            raise
+        _log.info("%s has no fused attention; using the plain one", folder.name)
+        model, info = _from_pretrained(folder, config, dtype, "eager")
+    _refuse_random_weights(folder, info)
+    return model
+
+
+def _from_pretrained(
+    folder: ModelFolder, config: Any, dtype: torch.dtype, attention: str
+) -> tuple[Any, dict[str, Any]]:
+    from_pretrained: Any = AutoModelForCausalLM.from_pretrained  # typed as if it never returned the loading info
+    return from_pretrained(
+        str(folder.path),
+        config=config,
+        dtype=dtype,
+        attn_implementation=attention,
+        local_files_only=True,
+        use_safetensors=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+
+
+def _refuse_random_weights(folder: ModelFolder, info: dict[str, Any]) -> None:
+    """Refuse a model of which transformers made up a part, for want of weights in the file."""
+    for problem in ("missing_keys", "mismatched_keys", "error_msgs"):
+        if found := sorted(str(item) for item in info.get(problem) or ()):
+            what = f"{len(found)} weights are missing or of the wrong shape, the first is {found[0]}"
+            raise ModelError(f"cannot load {folder.name} from {folder.path}: {what}; get the whole model")
+
+
+def _refusal(folder: ModelFolder, error: Exception) -> ModelError:
+    hint = (
+        "choose a smaller model or --device cpu"
+        if isinstance(error, torch.OutOfMemoryError)
+        else "get the model again or choose another"
+    )
+    return ModelError(f"cannot load {folder.name} from {folder.path}: {_one_line(error)}; {hint}")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,34 @@
+"""The models this program knows by name: one table. Others work too, by hub name or as a folder."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """What can be said of a model before it is here."""
+
+    name: str
+    source: str
+    kind: str
+    parameters: int
+    size_bytes: int
+    licence: str
+    revision: str | None
+    """The commit that `pull` takes unless told otherwise; None for the embedded model."""
+
+
+KNOWN_MODELS = {
+    model.name: model
+    for model in (
+        KnownModel("smollm2", "embedded", "causal", 134_515_008, 538_090_408, "Apache-2.0", None),
+        KnownModel(
+            "Qwen/Qwen2.5-0.5B-Instruct",
+            "hub",
+            "causal",
+            494_032_768,
+            988_097_824,
+            "Apache-2.0",
+            "7ae557604adf67be50417f59c2c2f167def9a775",
+        ),
+    )
+}

@@ -1,0 +1,197 @@
+"""The nightly job, on one screen: read -> encode -> plan -> score -> restore order -> journal -> write -> report."""
+
+import dataclasses
+import datetime
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pyarrow as pa
+
+from ticket_etl import __version__, report
+from ticket_etl.config import JobConfig
+from ticket_etl.journal import Journal, fingerprint_text, open_journal
+from ticket_etl.labeller import PreparedWindow
+from ticket_etl.machine import peak_memory_bytes, versions
+from ticket_etl.report import RunReport
+from ticket_etl.scoring import Scoring, find_scoring_model
+from ticket_etl.tally import Tally
+from ticket_etl.tickets import Tickets, check_output, open_tickets, replace_atomically, write_labelled
+from ticket_etl.verdicts import output_batch, output_schema
+from ticket_etl.windows import one_ahead, windows
+
+log = logging.getLogger("ticket_etl")
+
+WINDOW_CHARACTERS = 32 << 20
+"""Text held by one window, whatever the number of its tickets."""
+
+Progress = Callable[[int, int], None]
+"""Told (rows done, rows in all) as scoring goes on."""
+
+
+def no_progress(done: int, total: int) -> None:
+    """Progress that nobody watches."""
+
+
+def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
+    """Label every ticket of the input and replace the output.
+
+    What can be refused is refused in this order, before the model loads: labels, model, input, output. A run that stops
+    early leaves the old output as it was, and the journal for the next run to go on from.
+    """
+    clock, started = time.monotonic(), utc_now()
+    labels, folder = find_scoring_model(config)
+    tally = Tally(labels=len(labels.names))
+    with ExitStack() as stack:
+        journal = stack.enter_context(open_journal(config.output))
+        with tally.stage("open"):
+            tickets = stack.enter_context(
+                open_tickets(
+                    config.input,
+                    text_columns=config.text_columns,
+                    bad_records=config.bad_records,
+                    rejects_path=config.rejects_path,
+                )
+            )
+            schema = output_schema(config.output_prefix)
+            options = {"replace_columns": config.replace_columns}
+            check_output(tickets, config.output, output_columns=schema, clobber=config.clobber, **options)
+        with tally.stage("load"):
+            scoring = Scoring(config, labels, folder)
+        fingerprint = job_fingerprint(config, tickets, scoring)
+        tally.resumed_rows = journal.bind(fingerprint)
+        if tally.resumed_rows:
+            log.info("resuming: %d of %d rows are scored already", tally.resumed_rows, tickets.num_rows)
+        score_windows(config, tickets, scoring, journal, tally, lambda done: on_progress(done, tickets.num_rows))
+        with tally.stage("write"):
+            labelled = labelled_batches(journal, tally, scoring, config.output_prefix)
+            write_labelled(tickets, config.output, labelled, **options)
+        journal.discard()
+        outcome = make_report(config, tickets, scoring, tally, fingerprint, started, time.monotonic() - clock)
+        with replace_atomically(config.report_path) as file:
+            file.write(outcome.to_json().encode())
+    return outcome
+
+
+def score_windows(
+    config: JobConfig,
+    tickets: Tickets,
+    scoring: Scoring,
+    journal: Journal,
+    tally: Tally,
+    on_done: Callable[[int], None],
+) -> None:
+    """Score the windows that the journal does not hold, and record each; the next is prepared meanwhile."""
+    labeller = scoring.labeller(tally)
+    finished = journal.numbers()
+
+    def prepare(numbered: tuple[int, list[str | None]]) -> tuple[int, PreparedWindow]:
+        number, texts = numbered
+        with tally.stage("prepare"):
+            return number, labeller.prepare(texts, encode=number not in finished)
+
+    done_rows = 0
+    bounded = windows(tickets.texts(), tickets=config.window_tickets, characters=WINDOW_CHARACTERS)
+    for number, window in one_ahead(enumerate(bounded), prepare):
+        if number in finished:
+            labeller.recall(window, journal.get(number))
+        else:
+
+            def advance(scored: int, before: int = done_rows) -> None:
+                on_done(before + scored)
+
+            journal.append(number, labeller.label(window, advance))
+        done_rows += len(window.rows)
+        on_done(done_rows)
+
+
+def labelled_batches(journal: Journal, tally: Tally, scoring: Scoring, prefix: str) -> Iterator[pa.RecordBatch]:
+    """The output columns of all rows, in order, counted on their way."""
+    for _, verdicts in journal.windows():
+        tally.count_verdicts(verdicts)
+        yield output_batch(verdicts, scoring.labels.names, prefix)
+
+
+def job_fingerprint(config: JobConfig, tickets: Tickets, scoring: Scoring) -> dict[str, str]:
+    """Everything that decides a score, part by part, so that a mismatch can be named."""
+    prompt = scoring.encoder.prompt
+    ids = hashlib.sha256(b"|".join(part.tobytes() for part in (prompt.prefix, prompt.suffix))).hexdigest()
+    return {
+        "input": tickets.content_hash,
+        "text columns": fingerprint_text(tickets.text_columns),
+        "labels": fingerprint_text([scoring.labels.names, prompt.sequences]),
+        "prompt": ids,
+        "model": f"{scoring.folder.name} {scoring.folder.revision}",
+        "dtype": str(scoring.model.dtype).removeprefix("torch."),
+        "device": str(scoring.model.device),
+        "strategy": scoring.strategy.name,
+        "batch limits": fingerprint_text([config.batch_tickets, config.max_batch_tokens, config.window_tickets]),
+        "max ticket tokens": str(scoring.encoder.max_ticket_tokens),
+        "version": __version__,
+    }
+
+
+def make_report(
+    config: JobConfig,
+    tickets: Tickets,
+    scoring: Scoring,
+    tally: Tally,
+    fingerprint: dict[str, str],
+    started: str,
+    run_seconds: float,
+) -> RunReport:
+    """Gather a finished run's figures."""
+    rows = report.row_counts(tally, tickets.num_quarantined)
+    if rows["read"] != tickets.num_rows + tickets.num_quarantined:
+        raise AssertionError(f"{rows['read']} rows accounted for, {tickets.num_rows + tickets.num_quarantined} read")
+    seconds = {stage: round(spent, 4) for stage, spent in tally.seconds.items()} | {"run": round(run_seconds, 4)}
+    scoring_seconds = tally.seconds.get("score", 0.0) or float("inf")
+    score_histogram, margin_histogram = report.histograms(tally)
+    settings = {key: value for key, value in dataclasses.asdict(config).items() if key not in ("input", "output")}
+    return RunReport(
+        version=__version__,
+        started=started,
+        finished=utc_now(),
+        input=config.input,
+        output=str(config.output),
+        rows=rows,
+        labels=dict(zip(scoring.labels.names, tally.label_counts.tolist(), strict=True)),
+        seconds=seconds,
+        throughput={
+            "scoring_tickets_per_second": tally.scored / scoring_seconds,
+            "scoring_tokens_per_second": tally.run.real / scoring_seconds,
+            "run_tickets_per_second": rows["read"] / run_seconds,
+        },
+        tokens=report.token_counts(tally, scoring.strategy.name, len(scoring.encoder.prompt.prefix)),
+        padding_fraction=report.padding_fractions(tally),
+        batches=report.batch_summary(tally),
+        score_histogram=score_histogram,
+        margin_histogram=margin_histogram,
+        certification=None,
+        model={
+            "name": scoring.folder.name,
+            "revision": scoring.folder.revision,
+            "source": scoring.folder.source,
+            "licence": scoring.folder.licence,
+        },
+        machine={
+            "device": str(scoring.model.device),
+            "dtype": fingerprint["dtype"],
+            "threads": scoring.threads,
+            "peak_memory_bytes": peak_memory_bytes(),
+            "versions": versions(),
+        },
+        settings={key: _plain(value) for key, value in settings.items()} | {"strategy": scoring.strategy.name},
+        fingerprint=fingerprint,
+    )
+
+
+def utc_now() -> str:
+    """The time now, UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, (str, int, float, bool, list, tuple, type(None))) else str(value)

@@ -1,0 +1,21 @@
+"""Small samples that stand for a whole: seeded, and spread over all lengths."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def stratified_sample(lengths: Sequence[int], count: int, seed: int) -> list[int]:
+    """Indices of `count` tickets, one drawn from each of as many equal slices of the length ranking; ascending.
+
+    The longest ticket is always among them: it is the one that a wrong batch breaks first.
+
+    >>> stratified_sample([5, 1, 9, 3], 2, seed=0)[-1]
+    2
+    """
+    order = np.argsort(np.asarray(lengths), kind="stable")
+    if count >= len(order):
+        return list(range(len(order)))
+    random = np.random.default_rng(seed)
+    drawn = [int(random.choice(part)) for part in np.array_split(order, count)[:-1]] if count > 1 else []
+    return sorted([*drawn, int(order[-1])])

@@ -1,0 +1,60 @@
+"""What every scoring command needs: labels, model, encoder and scorer, made from a configuration."""
+
+import torch
+
+from ticket_etl.config import ScoringConfig
+from ticket_etl.errors import UsageError
+from ticket_etl.labeller import Labeller
+from ticket_etl.labels import LabelSet, load_labels
+from ticket_etl.language_model import LanguageModel
+from ticket_etl.machine import choose_device, set_threads
+from ticket_etl.models import ModelFolder, default_model, find_model
+from ticket_etl.models.loading import load_model
+from ticket_etl.plan import Limits
+from ticket_etl.prompt import TicketEncoder
+from ticket_etl.scorers import Reference, build_scorer
+from ticket_etl.strategies import STRATEGIES
+from ticket_etl.tally import Tally
+
+
+def find_scoring_model(config: ScoringConfig) -> tuple[LabelSet, ModelFolder]:
+    """Check the cheap things first: the label file, the strategy's name, and whether the model is there."""
+    if config.strategy not in STRATEGIES:
+        raise UsageError(f"unknown strategy {config.strategy!r}; known are {', '.join(STRATEGIES)}")
+    labels = load_labels(config.labels)
+    return labels, find_model(config.model or default_model())
+
+
+class Scoring:
+    """A loaded model with everything around it.
+
+    Raises:
+        ModelError: the model cannot be loaded.
+        UsageError: the device is missing, or the labels do not suit the model.
+    """
+
+    def __init__(self, config: ScoringConfig, labels: LabelSet, folder: ModelFolder) -> None:
+        self.labels = labels
+        self.folder = folder
+        self.threads = set_threads()
+        device = choose_device(config.device)
+        model, tokenizer = load_model(folder, device=device, dtype=choose_dtype(config.dtype))
+        self.encoder = TicketEncoder(
+            tokenizer,
+            labels,
+            max_ticket_tokens=config.max_ticket_tokens,
+            context_tokens=getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None),
+        )
+        self.model = LanguageModel(model, self.encoder.prompt.labels)
+        self.reference = Reference(self.model, self.encoder.prompt)
+        self.strategy, self.scorer = build_scorer(STRATEGIES[config.strategy], self.model, self.encoder.prompt)
+        self.limits = Limits(config.batch_tickets, config.max_batch_tokens)
+
+    def labeller(self, tally: Tally) -> Labeller:
+        """A labeller that counts into `tally`."""
+        return Labeller(self.encoder, self.strategy, self.scorer, self.reference, self.limits, tally)
+
+
+def choose_dtype(name: str) -> torch.dtype:
+    """`auto` is float32, in which labels are exact."""
+    return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(name, torch.float32)
