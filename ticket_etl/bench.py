@@ -18,9 +18,10 @@ from ticket_etl.config import ScoringConfig
 from ticket_etl.errors import EXIT_DISAGREEMENT
 from ticket_etl.language_model import LanguageModel
 from ticket_etl.plan import Limits, computed_tokens, padding_fraction
+from ticket_etl.preflight import check_request
 from ticket_etl.prompt import TokenIds
 from ticket_etl.scorers import Scorer, build_scorer
-from ticket_etl.scoring import Scoring, find_scoring_model
+from ticket_etl.scoring import Scoring
 from ticket_etl.strategies import REFERENCE, STRATEGIES, Strategy
 from ticket_etl.verify import compare, reference_scores, score_plan
 from ticket_etl.workload import read_workload
@@ -101,7 +102,7 @@ def bench_input(
     config: ScoringConfig, sample: int, repeats: int, names: Sequence[str], on_progress: Callable[[int, int], None]
 ) -> BenchTable:
     """Time strategies on a seeded, length-stratified sample of the input; `per-item` is always among them."""
-    labels, folder = find_scoring_model(config)
+    labels, folder = check_request(config)
     workload = read_workload(config)
     scoring = Scoring(config, labels, folder)
     encoded = workload.encode(scoring.encoder)

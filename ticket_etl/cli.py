@@ -229,6 +229,13 @@ def cli() -> None:
 @option("--output-prefix", default="", metavar="TEXT", help="Put before the names of the output columns.")
 @option("--replace-columns", is_flag=True, help="Replace input columns that have an output column's name.")
 @option("--clobber/--no-clobber", default=True, help="Whether an existing OUT may be replaced.")
+@option(
+    "--cache",
+    type=PATH,
+    metavar="FILE",
+    envvar="TICKET_ETL_CACHE_FILE",
+    help="Keep labels by text in this file (SQLite), so that the next run scores only new texts.",
+)
 @option("--report", type=PATH, metavar="FILE", help="Where the JSON report goes.  [default: OUT.report.json]")
 @scoring_options
 @click.pass_context

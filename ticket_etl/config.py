@@ -48,6 +48,7 @@ class JobConfig(ScoringConfig):
     replace_columns: bool = False
     clobber: bool = True
     report: Path | None = None
+    cache: Path | None = None
 
     @property
     def report_path(self) -> Path:

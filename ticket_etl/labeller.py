@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ticket_etl.cache import LabelCache
 from ticket_etl.language_model import FloatArray
 from ticket_etl.plan import Batch, Limits, restore_order
 from ticket_etl.prompt import EncodedTicket, TicketEncoder
@@ -25,11 +26,13 @@ class PreparedWindow:
 
     keys: the distinct texts' hashes, in order of first appearance.
     rows: int64, shape (rows,): for each row the index of its text in `keys`, or -1 where there is no text.
+    cached: verdicts of texts that the label cache knows.
     encoded: per distinct text its token ids; None where the verdict was known before.
     """
 
     keys: list[bytes]
     rows: npt.NDArray[np.int64]
+    cached: dict[bytes, Verdicts]
     encoded: list[EncodedTicket | None]
 
 
@@ -48,6 +51,7 @@ class Labeller:
         reference: Reference,
         limits: Limits,
         tally: Tally,
+        cache: LabelCache | None = None,
     ) -> None:
         self._encoder = encoder
         self._strategy = strategy
@@ -56,6 +60,7 @@ class Labeller:
         self._guard = MemoryGuard(scorer)
         self._limits = Limits(limits.batch_tickets, limits.batch_tokens, scorer.layout.shared_tokens)
         self._tally = tally
+        self._cache = cache
         self._known: dict[bytes, Verdicts] = {}
 
     def prepare(self, texts: Sequence[str | None], *, encode: bool = True) -> PreparedWindow:
@@ -67,36 +72,33 @@ class Labeller:
         )
         distinct = list(index_of)
         keys = [text_key(text) for text in distinct]
-        new = [index for index, key in enumerate(keys) if encode and key not in self._known]
+        unknown = [key for key in keys if key not in self._known] if encode else []
+        cached = self._cache.get(unknown) if self._cache is not None else {}
+        wanted = set(unknown) - cached.keys()
+        new = [index for index, key in enumerate(keys) if key in wanted]
         encoded: list[EncodedTicket | None] = [None] * len(distinct)
         for index, ticket in zip(new, self._encoder.encode([distinct[index] for index in new]), strict=True):
             encoded[index] = ticket
-        return PreparedWindow(keys, rows, encoded)
+        return PreparedWindow(keys, rows, cached, encoded)
 
     def label(self, window: PreparedWindow, on_scored: Callable[[int], None]) -> Verdicts:
         """Score a window's new texts and give every row its verdict; `on_scored` is told how many are scored so far."""
-        new = [index for index, key in enumerate(window.keys) if key not in self._known]
-        fresh = self._score([ticket for index in new if (ticket := window.encoded[index]) is not None], on_scored)
-        place = {index: number for number, index in enumerate(new)}
+        known = self._known | window.cached if window.cached else self._known
+        new = [index for index, key in enumerate(window.keys) if key not in known]
         of_text = blank_verdicts(len(window.keys), FAILED)
-        for index, key in enumerate(window.keys):
-            of_text[index] = fresh[place[index]] if index in place else self._known[key]
-        self._count_duplicates(window, set(new))
-        return self._spread(window, of_text)
+        of_text[new] = self._score([ticket for index in new if (ticket := window.encoded[index])], on_scored)
+        for index in set(range(len(window.keys))).difference(new):
+            of_text[index] = known[window.keys[index]]
+        self._count_reuse(window, set(new))
+        self._keep(window.keys, of_text)
+        return _spread(window, of_text)
 
     def recall(self, window: PreparedWindow, verdicts: Verdicts) -> None:
         """Remember a window that an earlier run has scored, as if it had been scored now."""
         has_text = window.rows >= 0
         of_text = blank_verdicts(len(window.keys), FAILED)
         of_text[window.rows[has_text]] = verdicts[has_text]
-        self._remember(window.keys, of_text)
-
-    def _spread(self, window: PreparedWindow, of_text: Verdicts) -> Verdicts:
-        self._remember(window.keys, of_text)
-        verdicts = blank_verdicts(len(window.rows), EMPTY)
-        has_text = window.rows >= 0
-        verdicts[has_text] = of_text[window.rows[has_text]]
-        return verdicts
+        self._keep(window.keys, of_text)
 
     def _score(self, encoded: Sequence[EncodedTicket], on_scored: Callable[[int], None]) -> Verdicts:
         if not encoded:
@@ -121,21 +123,34 @@ class Labeller:
         self._tally.halvings = self._guard.halvings
         return decide(log_probs, truncated)
 
-    def _remember(self, keys: Sequence[bytes], of_text: Verdicts) -> None:
+    def _keep(self, keys: Sequence[bytes], of_text: Verdicts) -> None:
+        if self._cache is not None:
+            self._cache.put(keys, of_text)
         for key, verdict in zip(keys, of_text, strict=True):
             if len(self._known) >= _REMEMBERED_TEXTS:
                 return
             if verdict["status"] != FAILED:
                 self._known[key] = verdict
 
-    def _count_duplicates(self, window: PreparedWindow, scored: set[int]) -> None:
-        repeats = np.bincount(window.rows[window.rows >= 0], minlength=len(window.keys))
+    def _count_reuse(self, window: PreparedWindow, scored: set[int]) -> None:
+        repeats = np.bincount(window.rows[window.rows >= 0], minlength=len(window.keys)).tolist()
         fixed = self._encoder.prompt.fixed_tokens - self._limits.shared_tokens
-        for index, count in enumerate(repeats.tolist()):
+        for index, (key, count) in enumerate(zip(window.keys, repeats, strict=True)):
+            if key in window.cached:
+                self._tally.cached_rows += count
+                continue
             saved = count - (index in scored)
             ticket = window.encoded[index]
             self._tally.duplicates += saved
             self._tally.duplicate_tokens += saved * (fixed + len(ticket.ids)) if ticket is not None else 0
+
+
+def _spread(window: PreparedWindow, of_text: Verdicts) -> Verdicts:
+    """Each row gets the verdict of its text, and rows without text are empty."""
+    verdicts = blank_verdicts(len(window.rows), EMPTY)
+    has_text = window.rows >= 0
+    verdicts[has_text] = of_text[window.rows[has_text]]
+    return verdicts
 
 
 def is_blank(text: str | None) -> bool:

@@ -7,20 +7,25 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from ticket_etl import __version__, report
+from ticket_etl.cache import open_cache
 from ticket_etl.config import JobConfig
 from ticket_etl.journal import Journal, fingerprint_text, open_journal
-from ticket_etl.labeller import PreparedWindow
 from ticket_etl.machine import peak_memory_bytes, versions
+from ticket_etl.preflight import check_request
 from ticket_etl.report import RunReport
-from ticket_etl.scoring import Scoring, find_scoring_model
 from ticket_etl.tally import Tally
 from ticket_etl.tickets import Tickets, check_output, open_tickets, replace_atomically, write_labelled
 from ticket_etl.verdicts import output_batch, output_schema
 from ticket_etl.windows import one_ahead, windows
+
+if TYPE_CHECKING:
+    from ticket_etl.labeller import Labeller, PreparedWindow
+    from ticket_etl.scoring import Scoring
 
 log = logging.getLogger("ticket_etl")
 
@@ -42,7 +47,7 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
     early leaves the old output as it was, and the journal for the next run to go on from.
     """
     clock, started = time.monotonic(), utc_now()
-    labels, folder = find_scoring_model(config)
+    labels, folder = check_request(config)
     tally = Tally(labels=len(labels.names))
     with ExitStack() as stack:
         journal = stack.enter_context(open_journal(config.output))
@@ -59,12 +64,16 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
             options = {"replace_columns": config.replace_columns}
             check_output(tickets, config.output, output_columns=schema, clobber=config.clobber, **options)
         with tally.stage("load"):
+            from ticket_etl.scoring import Scoring  # loads torch: not before the input and output are known to be good
+
             scoring = Scoring(config, labels, folder)
         fingerprint = job_fingerprint(config, tickets, scoring)
         tally.resumed_rows = journal.bind(fingerprint)
         if tally.resumed_rows:
             log.info("resuming: %d of %d rows are scored already", tally.resumed_rows, tickets.num_rows)
-        score_windows(config, tickets, scoring, journal, tally, lambda done: on_progress(done, tickets.num_rows))
+        cache = stack.enter_context(open_cache(config.cache, fingerprint))
+        labeller = scoring.labeller(tally, cache)
+        score_windows(config, tickets, labeller, journal, tally, lambda done: on_progress(done, tickets.num_rows))
         with tally.stage("write"):
             labelled = labelled_batches(journal, tally, scoring, config.output_prefix)
             write_labelled(tickets, config.output, labelled, **options)
@@ -78,16 +87,15 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
 def score_windows(
     config: JobConfig,
     tickets: Tickets,
-    scoring: Scoring,
+    labeller: "Labeller",
     journal: Journal,
     tally: Tally,
     on_done: Callable[[int], None],
 ) -> None:
     """Score the windows that the journal does not hold, and record each; the next is prepared meanwhile."""
-    labeller = scoring.labeller(tally)
     finished = journal.numbers()
 
-    def prepare(numbered: tuple[int, list[str | None]]) -> tuple[int, PreparedWindow]:
+    def prepare(numbered: tuple[int, list[str | None]]) -> tuple[int, "PreparedWindow"]:
         number, texts = numbered
         with tally.stage("prepare"):
             return number, labeller.prepare(texts, encode=number not in finished)
@@ -107,14 +115,14 @@ def score_windows(
         on_done(done_rows)
 
 
-def labelled_batches(journal: Journal, tally: Tally, scoring: Scoring, prefix: str) -> Iterator[pa.RecordBatch]:
+def labelled_batches(journal: Journal, tally: Tally, scoring: "Scoring", prefix: str) -> Iterator[pa.RecordBatch]:
     """The output columns of all rows, in order, counted on their way."""
     for _, verdicts in journal.windows():
         tally.count_verdicts(verdicts)
         yield output_batch(verdicts, scoring.labels.names, prefix)
 
 
-def job_fingerprint(config: JobConfig, tickets: Tickets, scoring: Scoring) -> dict[str, str]:
+def job_fingerprint(config: JobConfig, tickets: Tickets, scoring: "Scoring") -> dict[str, str]:
     """Everything that decides a score, part by part, so that a mismatch can be named."""
     prompt = scoring.encoder.prompt
     ids = hashlib.sha256(b"|".join(part.tobytes() for part in (prompt.prefix, prompt.suffix))).hexdigest()
@@ -136,7 +144,7 @@ def job_fingerprint(config: JobConfig, tickets: Tickets, scoring: Scoring) -> di
 def make_report(
     config: JobConfig,
     tickets: Tickets,
-    scoring: Scoring,
+    scoring: "Scoring",
     tally: Tally,
     fingerprint: dict[str, str],
     started: str,

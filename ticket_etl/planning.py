@@ -9,15 +9,15 @@ from ticket_etl.labels import load_labels
 from ticket_etl.models import default_model, find_model, model_info
 from ticket_etl.models.loading import load_tokenizer
 from ticket_etl.plan import Limits, padding_fraction
+from ticket_etl.preflight import check_request
 from ticket_etl.prompt import TicketEncoder, build_prompt
-from ticket_etl.scoring import find_scoring_model
 from ticket_etl.tally import Tally, quantile
 from ticket_etl.workload import read_workload
 
 
 def plan_input(config: ScoringConfig) -> str:
     """Lengths, duplicates, and every strategy's computed tokens and padding, window by window as the job would."""
-    labels, folder = find_scoring_model(config)
+    labels, folder = check_request(config)
     encoder = TicketEncoder(
         load_tokenizer(folder),
         labels,

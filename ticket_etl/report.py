@@ -54,7 +54,11 @@ class RunReport:
         notes = [f"{rows[kind]:,} {kind}" for kind in ("truncated", "empty", "failed", "quarantined") if rows[kind]]
         reused = [
             f"{rows[kind]:,} {text}"
-            for kind, text in (("duplicates", "duplicates scored once"), ("resumed", "rows from the interrupted run"))
+            for kind, text in (
+                ("duplicates", "duplicates scored once"),
+                ("resumed", "rows from the interrupted run"),
+                ("cached", "rows from the label cache"),
+            )
             if rows[kind]
         ]
         ranking = sorted(self.labels.items(), key=lambda item: -item[1])
@@ -91,6 +95,7 @@ def row_counts(tally: Tally, quarantined: int) -> dict[str, int]:
         "scored": tally.scored,
         "duplicates": tally.duplicates,
         "resumed": tally.resumed_rows,
+        "cached": tally.cached_rows,
         "retried_alone": tally.retried,
     }
 

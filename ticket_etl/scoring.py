@@ -2,27 +2,19 @@
 
 import torch
 
+from ticket_etl.cache import LabelCache
 from ticket_etl.config import ScoringConfig
-from ticket_etl.errors import UsageError
 from ticket_etl.labeller import Labeller
-from ticket_etl.labels import LabelSet, load_labels
+from ticket_etl.labels import LabelSet
 from ticket_etl.language_model import LanguageModel
 from ticket_etl.machine import choose_device, set_threads
-from ticket_etl.models import ModelFolder, default_model, find_model
+from ticket_etl.models import ModelFolder
 from ticket_etl.models.loading import load_model
 from ticket_etl.plan import Limits
 from ticket_etl.prompt import TicketEncoder
 from ticket_etl.scorers import Reference, build_scorer
 from ticket_etl.strategies import STRATEGIES
 from ticket_etl.tally import Tally
-
-
-def find_scoring_model(config: ScoringConfig) -> tuple[LabelSet, ModelFolder]:
-    """Check the cheap things first: the label file, the strategy's name, and whether the model is there."""
-    if config.strategy not in STRATEGIES:
-        raise UsageError(f"unknown strategy {config.strategy!r}; known are {', '.join(STRATEGIES)}")
-    labels = load_labels(config.labels)
-    return labels, find_model(config.model or default_model())
 
 
 class Scoring:
@@ -50,9 +42,9 @@ class Scoring:
         self.strategy, self.scorer = build_scorer(STRATEGIES[config.strategy], self.model, self.encoder.prompt)
         self.limits = Limits(config.batch_tickets, config.max_batch_tokens)
 
-    def labeller(self, tally: Tally) -> Labeller:
-        """A labeller that counts into `tally`."""
-        return Labeller(self.encoder, self.strategy, self.scorer, self.reference, self.limits, tally)
+    def labeller(self, tally: Tally, cache: LabelCache | None) -> Labeller:
+        """A labeller that counts into `tally` and looks texts up in `cache`."""
+        return Labeller(self.encoder, self.strategy, self.scorer, self.reference, self.limits, tally, cache)
 
 
 def choose_dtype(name: str) -> torch.dtype:

@@ -43,6 +43,7 @@ class Tally:
     duplicates: int = 0
     duplicate_tokens: int = 0
     resumed_rows: int = 0
+    cached_rows: int = 0
     retried: int = 0
     halvings: int = 0
     batch_shapes: Counter[tuple[int, int]] = field(default_factory=Counter)

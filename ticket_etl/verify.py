@@ -9,9 +9,10 @@ from ticket_etl.config import ScoringConfig
 from ticket_etl.errors import EXIT_DISAGREEMENT
 from ticket_etl.language_model import FloatArray
 from ticket_etl.plan import Limits, restore_order
+from ticket_etl.preflight import check_request
 from ticket_etl.prompt import TokenIds
 from ticket_etl.scorers import MemoryGuard, Reference, Scorer
-from ticket_etl.scoring import Scoring, find_scoring_model
+from ticket_etl.scoring import Scoring
 from ticket_etl.strategies import REFERENCE, Strategy
 from ticket_etl.workload import read_workload
 
@@ -75,7 +76,7 @@ class Verification:
 
 def verify_input(config: ScoringConfig, sample: int | None, on_progress: Callable[[int, int], None]) -> Verification:
     """Score a sample (or, with None, every ticket) by the configured strategy and by the reference."""
-    labels, folder = find_scoring_model(config)
+    labels, folder = check_request(config)
     workload = read_workload(config)
     scoring = Scoring(config, labels, folder)
     encoded = workload.encode(scoring.encoder)

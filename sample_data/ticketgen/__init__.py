@@ -1,0 +1,1 @@
+"""Composes invented support tickets from phrases; see generate.py for the command."""

@@ -1,0 +1,136 @@
+"""Labels across nights: verdicts by fingerprint and text hash in one SQLite file, so that a run scores only new texts.
+
+Several runs may share the file (write-ahead log). It is bounded: at the end of a run, what was used least recently goes
+first. A cache is never worth a failed night: one that cannot be read or written is left alone, said once, and the run
+scores everything itself.
+"""
+
+import hashlib
+import logging
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from ticket_etl.verdicts import FAILED, VERDICT, Verdicts
+
+log = logging.getLogger("ticket_etl")
+
+MAX_ENTRIES = 5_000_000
+"""Texts kept, some 80 bytes each."""
+
+_APPLICATION_ID = 0x7469636B  # "tick": tells our files from other SQLite databases
+_KEYS_PER_QUERY = 500
+_BUSY_SECONDS = 30.0
+_FINGERPRINT_PARTS = ("labels", "prompt", "model", "dtype", "max ticket tokens", "version")
+
+
+class LabelCache:
+    """Verdicts of one fingerprint. Made by `open_cache`.
+
+    `get` uses a connection of its own, so that it may be called from another thread than the rest.
+    """
+
+    def __init__(self, reader: sqlite3.Connection, writer: sqlite3.Connection, fingerprint: bytes, limit: int) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._fingerprint = fingerprint
+        self._limit = limit
+        self._today = int(time.time() // 86_400)
+        self._failed = False
+
+    def get(self, keys: Sequence[bytes]) -> dict[bytes, Verdicts]:
+        """The verdicts known for these text hashes, as record scalars."""
+        found: dict[bytes, Verdicts] = {}
+        with self._forgiving():
+            for start in range(0, len(keys), _KEYS_PER_QUERY):
+                some = keys[start : start + _KEYS_PER_QUERY]
+                marks = ",".join("?" * len(some))
+                rows = self._reader.execute(
+                    f"SELECT text, verdict FROM labels WHERE fingerprint = ? AND text IN ({marks})",
+                    (self._fingerprint, *some),
+                ).fetchall()
+                if rows:
+                    verdicts = np.frombuffer(b"".join(verdict for _, verdict in rows), dtype=VERDICT)
+                    found |= {text: verdict for (text, _), verdict in zip(rows, verdicts, strict=True)}
+        return found
+
+    def put(self, keys: Sequence[bytes], verdicts: Verdicts) -> None:
+        """Keep verdicts, and mark them as used today; failed ones are not kept, so that they are tried again."""
+        rows = [
+            (self._fingerprint, key, verdict.tobytes(), self._today)
+            for key, verdict in zip(keys, verdicts, strict=True)
+            if verdict["status"] != FAILED
+        ]
+        with self._forgiving(), self._writer:
+            self._writer.executemany(
+                "INSERT INTO labels VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET used = excluded.used"
+                " WHERE used <> excluded.used",
+                rows,
+            )
+
+    def evict(self) -> None:
+        """Drop the least recently used entries beyond the limit."""
+        with self._forgiving(), self._writer:
+            (count,) = self._writer.execute("SELECT count(*) FROM labels").fetchone()
+            if count > self._limit:
+                self._writer.execute(
+                    "DELETE FROM labels WHERE (fingerprint, text) IN"
+                    " (SELECT fingerprint, text FROM labels ORDER BY used LIMIT ?)",
+                    (count - self._limit,),
+                )
+
+    @contextmanager
+    def _forgiving(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            if not self._failed:
+                log.warning("the label cache failed (%s); going on without what it could not do", error)
+            self._failed = True
+
+
+@contextmanager
+def open_cache(
+    path: Path | None, fingerprint: Mapping[str, str], *, limit: int = MAX_ENTRIES
+) -> Iterator[LabelCache | None]:
+    """Open the label cache for a run's fingerprint; None where there is none, or none that works."""
+    if path is None:
+        yield None
+        return
+    parts = "\n".join(f"{part}={fingerprint[part]}" for part in _FINGERPRINT_PARTS)
+    digest = hashlib.blake2b(parts.encode(), digest_size=16).digest()
+    try:
+        writer = _connect(path)
+    except (sqlite3.Error, ValueError) as error:
+        log.warning("cannot use the label cache %s (%s); going on without it", path, error)
+        yield None
+        return
+    with closing(writer), closing(sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False)) as reader:
+        cache = LabelCache(reader, writer, digest, limit)
+        yield cache
+        cache.evict()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=_BUSY_SECONDS)
+    try:
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if tables and application != _APPLICATION_ID:
+            raise ValueError("it is a database of another program")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        with connection:
+            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS labels (fingerprint BLOB, text BLOB, verdict BLOB NOT NULL,"
+                " used INTEGER NOT NULL, PRIMARY KEY (fingerprint, text)) WITHOUT ROWID"
+            )
+    except BaseException:
+        connection.close()
+        raise
+    return connection
