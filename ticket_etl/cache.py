@@ -11,6 +11,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,18 @@ _BUSY_SECONDS = 30.0
 _FINGERPRINT_PARTS = ("labels", "prompt", "model", "dtype", "max ticket tokens", "version")
 
 
+@dataclass(frozen=True)
+class KnownVerdicts:
+    """What the cache knows of some texts.
+
+    index: text hash -> place in `verdicts`; stale: hashes that were last used before today.
+    """
+
+    index: dict[bytes, int] = field(default_factory=dict)
+    verdicts: Verdicts = field(default_factory=lambda: np.empty(0, dtype=VERDICT))
+    stale: list[bytes] = field(default_factory=list)
+
+
 class LabelCache:
     """Verdicts of one fingerprint. Made by `open_cache`.
 
@@ -42,35 +55,38 @@ class LabelCache:
         self._today = int(time.time() // 86_400)
         self._failed = False
 
-    def get(self, keys: Sequence[bytes]) -> dict[bytes, Verdicts]:
-        """The verdicts known for these text hashes, as record scalars."""
-        found: dict[bytes, Verdicts] = {}
+    def get(self, keys: Sequence[bytes]) -> KnownVerdicts:
+        """What is known for these text hashes."""
+        rows: list[tuple[bytes, bytes, int]] = []
         with self._forgiving():
-            for start in range(0, len(keys), _KEYS_PER_QUERY):
-                some = keys[start : start + _KEYS_PER_QUERY]
+            ordered = sorted(keys)  # neighbours in the table share its pages
+            for start in range(0, len(ordered), _KEYS_PER_QUERY):
+                some = ordered[start : start + _KEYS_PER_QUERY]
                 marks = ",".join("?" * len(some))
-                rows = self._reader.execute(
-                    f"SELECT text, verdict FROM labels WHERE fingerprint = ? AND text IN ({marks})",
+                rows += self._reader.execute(
+                    f"SELECT text, verdict, used FROM labels WHERE fingerprint = ? AND text IN ({marks})",
                     (self._fingerprint, *some),
-                ).fetchall()
-                if rows:
-                    verdicts = np.frombuffer(b"".join(verdict for _, verdict in rows), dtype=VERDICT)
-                    found |= {text: verdict for (text, _), verdict in zip(rows, verdicts, strict=True)}
-        return found
+                )
+        return KnownVerdicts(
+            {text: number for number, (text, _, _) in enumerate(rows)},
+            np.frombuffer(b"".join(verdict for _, verdict, _ in rows), dtype=VERDICT),
+            [text for text, _, used in rows if used != self._today],
+        )
 
     def put(self, keys: Sequence[bytes], verdicts: Verdicts) -> None:
-        """Keep verdicts, and mark them as used today; failed ones are not kept, so that they are tried again."""
-        rows = [
-            (self._fingerprint, key, verdict.tobytes(), self._today)
-            for key, verdict in zip(keys, verdicts, strict=True)
-            if verdict["status"] != FAILED
-        ]
-        with self._forgiving(), self._writer:
-            self._writer.executemany(
-                "INSERT INTO labels VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET used = excluded.used"
-                " WHERE used <> excluded.used",
-                rows,
-            )
+        """Keep verdicts; failed ones are not kept, so that they are tried again."""
+        kept = np.flatnonzero(verdicts["status"] != FAILED).tolist()
+        rows = [(self._fingerprint, keys[index], verdicts[index].tobytes(), self._today) for index in kept]
+        if rows:
+            with self._forgiving(), self._writer:
+                self._writer.executemany("INSERT OR IGNORE INTO labels VALUES (?, ?, ?, ?)", rows)
+
+    def touch(self, known: KnownVerdicts) -> None:
+        """Mark entries that served as used today, those that are not so already."""
+        if known.stale:
+            rows = [(self._today, self._fingerprint, key) for key in known.stale]
+            with self._forgiving(), self._writer:
+                self._writer.executemany("UPDATE labels SET used = ? WHERE fingerprint = ? AND text = ?", rows)
 
     def evict(self) -> None:
         """Drop the least recently used entries beyond the limit."""

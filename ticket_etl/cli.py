@@ -18,7 +18,7 @@ import click
 
 from ticket_etl import STRATEGIES, __version__
 from ticket_etl.config import DEVICES, DTYPES, JobConfig, ScoringConfig, read_settings
-from ticket_etl.errors import Interrupted, TicketEtlError
+from ticket_etl.errors import Interrupted, OutputError, TicketEtlError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,12 +32,15 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run_command(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code; every error is printed here and nowhere else."""
-    _speak_utf8()
+    _prepare_streams()
     try:
-        with _signals_interrupt():
-            code = cli.main(arguments, prog_name="ticket-etl", standalone_mode=False)
-            sys.stdout.flush()
-            return int(code or 0)
+        with (
+            _signals_interrupt(),
+            cli.make_context("ticket-etl", sys.argv[1:] if arguments is None else arguments) as top,
+        ):
+            return int(cli.invoke(top) or 0)
+    except click.exceptions.Exit as done:  # --help, --version
+        return done.exit_code
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         hint = f" (see {context.command_path} --help)" if context is not None else ""
@@ -45,10 +48,10 @@ def run_command(arguments: list[str] | None = None) -> int:
     except TicketEtlError as error:
         return _fail(str(error), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        return _fail(str(Interrupted(signal.SIGINT)), 130)
+        return _fail(str(Interrupted(signal.SIGINT)), 128 + signal.SIGINT)
     except BrokenPipeError:
         # The reader of our output has gone; keep the interpreter from complaining about it while it shuts down.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - until the process ends
         return 128 + signal.SIGPIPE
     except Exception as error:
         log.debug("traceback", exc_info=True)
@@ -60,11 +63,33 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _speak_utf8() -> None:
-    """Print UTF-8 whatever the locale; cron's is often plain ASCII."""
+def _prepare_streams() -> None:
+    """Print UTF-8 whatever the locale (cron's is often plain ASCII), and give closed streams a place to go.
+
+    Without the latter, the next file opened would take the closed stream's number, and be printed into.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            # Standard input is opened for writing, so that reading it fails instead of finding nothing.
+            os.open(os.devnull, os.O_WRONLY)
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - until the process ends
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - until the process ends
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors="replace")
+
+
+def _print(text: object) -> None:
+    """Print what was asked for on standard output."""
+    try:
+        click.echo(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write standard output: {error.strerror}; nothing else was changed") from error
 
 
 @contextmanager
@@ -269,7 +294,7 @@ def plan(**settings: Any) -> int:
     """
     from ticket_etl.planning import plan_input
 
-    click.echo(plan_input(ScoringConfig(**settings)))
+    _print(plan_input(ScoringConfig(**settings)))
     return 0
 
 
@@ -295,7 +320,7 @@ def verify(context: click.Context, sample: int, everything: bool, **settings: An
 
     with _progress(context) as on_progress:
         outcome = verify_input(ScoringConfig(**settings), None if everything else sample, on_progress)
-    click.echo(outcome)
+    _print(outcome)
     return outcome.exit_code
 
 
@@ -335,7 +360,7 @@ def bench(context: click.Context, **settings: Any) -> int:
 
         with replace_atomically(json_path) as file:
             file.write(table.to_json().encode())
-    click.echo(table)
+    _print(table)
     return table.exit_code
 
 
@@ -351,7 +376,7 @@ def labels(file: Path, model: str | None) -> int:
     """
     from ticket_etl.planning import describe_labels
 
-    click.echo(describe_labels(file, model))
+    _print(describe_labels(file, model))
     return 0
 
 
@@ -383,7 +408,7 @@ def model_list() -> int:
         )
         for each in list_models()
     ]
-    click.echo(_table(rows))
+    _print(_table(rows))
     return 0
 
 
@@ -401,7 +426,7 @@ def model_pull(name: str, revision: str | None, make_default: bool) -> int:
     from ticket_etl.models import pull_model
 
     folder = pull_model(name, revision=revision, make_default=make_default)
-    click.echo(f"{folder.name} {folder.revision} is at {folder.path}")
+    _print(f"{folder.name} {folder.revision} is at {folder.path}")
     return 0
 
 
@@ -416,7 +441,7 @@ def model_info(name: str | None) -> int:
     """
     from ticket_etl.models import model_info as describe
 
-    click.echo(describe(name))
+    _print(describe(name))
     return 0
 
 

@@ -5,9 +5,12 @@ run ends, and its lock belongs to the operating system, which frees it when the 
 fingerprint of everything that decides a score; a journal of another fingerprint is started afresh.
 """
 
+import hashlib
 import json
 import logging
+import os
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -19,6 +22,11 @@ from ticket_etl.verdicts import FAILED, VERDICT, Verdicts
 
 log = logging.getLogger("ticket_etl")
 
+_COMMIT_SECONDS = 1.0
+"""Work that may be lost when the process is killed, beside the window at hand: commits cost a disk flush or three."""
+
+_LONG_NAME = 200
+
 
 class Journal:
     """Verdicts per window. Made by `open_journal`."""
@@ -26,6 +34,7 @@ class Journal:
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
         self._path = path
+        self._committed = 0.0
 
     def bind(self, fingerprint: Mapping[str, str]) -> int:
         """Keep what an earlier run of the same fingerprint scored, drop anything else; return the rows kept.
@@ -38,7 +47,8 @@ class Journal:
                 part for part in found.keys() | fingerprint.keys() if found.get(part) != fingerprint.get(part)
             )
             log.warning("starting afresh: %s changed since the interrupted run", ", ".join(changed))
-        with self._transaction():
+        with self._errors_named():
+            self._connection.execute("BEGIN")
             if found != fingerprint:
                 self._connection.execute("DELETE FROM windows")
                 self._connection.execute("DELETE FROM fingerprint")
@@ -46,6 +56,7 @@ class Journal:
             for number, verdicts in list(self.windows()):
                 if (verdicts["status"] == FAILED).any():
                     self._connection.execute("DELETE FROM windows WHERE number = ?", (number,))
+            self.commit()
         return sum(len(verdicts) for _, verdicts in self.windows())
 
     def numbers(self) -> frozenset[int]:
@@ -58,9 +69,20 @@ class Journal:
         return np.frombuffer(blob, dtype=VERDICT)
 
     def append(self, number: int, verdicts: Verdicts) -> None:
-        """Record a finished window; on return it is on disk."""
-        with self._transaction():
+        """Record a finished window; it is on disk at once, or with the next one if the last was a moment ago."""
+        with self._errors_named():
+            if not self._connection.in_transaction:
+                self._connection.execute("BEGIN")
             self._connection.execute("INSERT INTO windows VALUES (?, ?)", (number, verdicts.tobytes()))
+            if time.monotonic() - self._committed >= _COMMIT_SECONDS:
+                self.commit()
+
+    def commit(self) -> None:
+        """Bring every recorded window to the disk."""
+        with self._errors_named():
+            if self._connection.in_transaction:
+                self._connection.execute("COMMIT")
+        self._committed = time.monotonic()
 
     def windows(self) -> Iterator[tuple[int, Verdicts]]:
         """The finished windows by number, in row order."""
@@ -72,25 +94,22 @@ class Journal:
         self._path.unlink(missing_ok=True)
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _errors_named(self) -> Iterator[None]:
         try:
-            self._connection.execute("BEGIN")
             yield
-            self._connection.execute("COMMIT")
-        except BaseException as error:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            if isinstance(error, sqlite3.Error):
-                raise OutputError(
-                    f"cannot write the journal {self._path}: {error}; free space or choose another OUT"
-                ) from error
-            raise
+        except sqlite3.Error as error:
+            raise OutputError(
+                f"cannot write the journal {self._path}: {error}; free space or choose another OUT"
+            ) from error
 
 
 def journal_path(out: Path) -> Path:
     """Where the journal of OUT lies: beside the file that OUT resolves to."""
-    target = out.resolve()
-    return target.with_name(f".{target.name}.journal")
+    target = Path(os.path.realpath(out))
+    name = target.name
+    if len(os.fsencode(name)) > _LONG_NAME:  # file systems allow 255 bytes
+        name = f"{name[:40]}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}"
+    return target.with_name(f".{name}.journal")
 
 
 @contextmanager
@@ -107,14 +126,17 @@ def open_journal(out: Path) -> Iterator[Journal]:
         try:
             yield journal
         finally:
+            if path.exists():
+                journal.commit()
             if path.exists() and not connection.execute("SELECT count(*) FROM windows").fetchone()[0]:
                 journal.discard()
 
 
 def _connect(path: Path, out: Path) -> sqlite3.Connection:
     for attempt in ("as found", "afresh"):
-        connection = sqlite3.connect(path, timeout=0, isolation_level=None)
+        connection: sqlite3.Connection | None = None
         try:
+            connection = sqlite3.connect(path, timeout=0, isolation_level=None)
             # Exclusive mode keeps the lock between transactions; FULL makes a commit survive a power cut.
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             connection.execute("PRAGMA synchronous = FULL")
@@ -126,12 +148,14 @@ def _connect(path: Path, out: Path) -> sqlite3.Connection:
             connection.execute("COMMIT")
             return connection
         except sqlite3.OperationalError as error:
-            connection.close()
+            if connection is not None:
+                connection.close()
             if "locked" in str(error):
                 raise BusyError(f"another run is writing {out}; wait for it or stop it") from error
             raise OutputError(f"cannot write the journal {path}: {error}; check the folder and its space") from error
         except sqlite3.DatabaseError as error:
-            connection.close()
+            if connection is not None:
+                connection.close()
             if attempt == "afresh":
                 raise OutputError(f"cannot write the journal {path}: {error}") from error
             log.warning("starting afresh: the journal %s is damaged", path)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ticket_etl.cache import LabelCache
+from ticket_etl.cache import KnownVerdicts, LabelCache
 from ticket_etl.language_model import FloatArray
 from ticket_etl.plan import Batch, Limits, restore_order
 from ticket_etl.prompt import EncodedTicket, TicketEncoder
@@ -17,7 +17,7 @@ from ticket_etl.tally import Tally
 from ticket_etl.verdicts import EMPTY, FAILED, Verdicts, blank_verdicts, decide
 
 _REMEMBERED_TEXTS = 200_000
-"""Distinct texts whose verdict is remembered for later windows: some 40 MB, whatever the size of the file."""
+"""Distinct texts whose verdict is remembered for later windows: some 30 MB, whatever the size of the file."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class PreparedWindow:
 
     keys: the distinct texts' hashes, in order of first appearance.
     rows: int64, shape (rows,): for each row the index of its text in `keys`, or -1 where there is no text.
-    cached: verdicts of texts that the label cache knows.
+    cached: what the label cache knows of the texts.
     encoded: per distinct text its token ids; None where the verdict was known before.
     """
 
     keys: list[bytes]
     rows: npt.NDArray[np.int64]
-    cached: dict[bytes, Verdicts]
+    cached: KnownVerdicts
     encoded: list[EncodedTicket | None]
 
 
@@ -61,7 +61,7 @@ class Labeller:
         self._limits = Limits(limits.batch_tickets, limits.batch_tokens, scorer.layout.shared_tokens)
         self._tally = tally
         self._cache = cache
-        self._known: dict[bytes, Verdicts] = {}
+        self._memory = _Memory()
 
     def prepare(self, texts: Sequence[str | None], *, encode: bool = True) -> PreparedWindow:
         """Find the distinct texts of a window and, unless its verdicts are there already, encode the new ones."""
@@ -72,9 +72,9 @@ class Labeller:
         )
         distinct = list(index_of)
         keys = [text_key(text) for text in distinct]
-        unknown = [key for key in keys if key not in self._known] if encode else []
-        cached = self._cache.get(unknown) if self._cache is not None else {}
-        wanted = set(unknown) - cached.keys()
+        unknown = [key for key in keys if key not in self._memory.index] if encode else []
+        cached = self._cache.get(unknown) if self._cache is not None else KnownVerdicts()
+        wanted = set(unknown).difference(cached.index)
         new = [index for index, key in enumerate(keys) if key in wanted]
         encoded: list[EncodedTicket | None] = [None] * len(distinct)
         for index, ticket in zip(new, self._encoder.encode([distinct[index] for index in new]), strict=True):
@@ -83,14 +83,22 @@ class Labeller:
 
     def label(self, window: PreparedWindow, on_scored: Callable[[int], None]) -> Verdicts:
         """Score a window's new texts and give every row its verdict; `on_scored` is told how many are scored so far."""
-        known = self._known | window.cached if window.cached else self._known
-        new = [index for index, key in enumerate(window.keys) if key not in known]
-        of_text = blank_verdicts(len(window.keys), FAILED)
-        of_text[new] = self._score([ticket for index in new if (ticket := window.encoded[index])], on_scored)
-        for index in set(range(len(window.keys))).difference(new):
-            of_text[index] = known[window.keys[index]]
-        self._count_reuse(window, set(new))
-        self._keep(window.keys, of_text)
+        keys, encoded = window.keys, window.encoded
+        in_memory = np.array([self._memory.index.get(key, -1) for key in keys], dtype=np.int64)
+        in_cache = np.array([window.cached.index.get(key, -1) for key in keys], dtype=np.int64)
+        in_cache[in_memory >= 0] = -1
+        new = np.flatnonzero((in_memory < 0) & (in_cache < 0))
+        of_text = blank_verdicts(len(keys), FAILED)
+        of_text[in_memory >= 0] = self._memory.verdicts[in_memory[in_memory >= 0]]
+        of_text[in_cache >= 0] = window.cached.verdicts[in_cache[in_cache >= 0]]
+        of_text[new] = self._score([ticket for index in new.tolist() if (ticket := encoded[index])], on_scored)
+        tokens = np.array([0 if ticket is None else len(ticket.ids) for ticket in encoded], dtype=np.int64)
+        tokens[in_memory >= 0] = self._memory.tokens[in_memory[in_memory >= 0]]
+        self._count_reuse(window, new, in_cache >= 0, tokens)
+        if self._cache is not None:
+            self._cache.put([keys[index] for index in new.tolist()], of_text[new])
+            self._cache.touch(window.cached)
+        self._memory.add(keys, of_text, tokens)
         return _spread(window, of_text)
 
     def recall(self, window: PreparedWindow, verdicts: Verdicts) -> None:
@@ -98,7 +106,9 @@ class Labeller:
         has_text = window.rows >= 0
         of_text = blank_verdicts(len(window.keys), FAILED)
         of_text[window.rows[has_text]] = verdicts[has_text]
-        self._keep(window.keys, of_text)
+        if self._cache is not None:
+            self._cache.put(window.keys, of_text)
+        self._memory.add(window.keys, of_text, np.zeros(len(window.keys), dtype=np.int64))
 
     def _score(self, encoded: Sequence[EncodedTicket], on_scored: Callable[[int], None]) -> Verdicts:
         if not encoded:
@@ -123,26 +133,38 @@ class Labeller:
         self._tally.halvings = self._guard.halvings
         return decide(log_probs, truncated)
 
-    def _keep(self, keys: Sequence[bytes], of_text: Verdicts) -> None:
-        if self._cache is not None:
-            self._cache.put(keys, of_text)
-        for key, verdict in zip(keys, of_text, strict=True):
-            if len(self._known) >= _REMEMBERED_TEXTS:
-                return
-            if verdict["status"] != FAILED:
-                self._known[key] = verdict
-
-    def _count_reuse(self, window: PreparedWindow, scored: set[int]) -> None:
-        repeats = np.bincount(window.rows[window.rows >= 0], minlength=len(window.keys)).tolist()
+    def _count_reuse(
+        self,
+        window: PreparedWindow,
+        new: npt.NDArray[np.int64],
+        from_cache: npt.NDArray[np.bool_],
+        tokens: npt.NDArray[np.int64],
+    ) -> None:
+        repeats = np.bincount(window.rows[window.rows >= 0], minlength=len(window.keys))
         fixed = self._encoder.prompt.fixed_tokens - self._limits.shared_tokens
-        for index, (key, count) in enumerate(zip(window.keys, repeats, strict=True)):
-            if key in window.cached:
-                self._tally.cached_rows += count
-                continue
-            saved = count - (index in scored)
-            ticket = window.encoded[index]
-            self._tally.duplicates += saved
-            self._tally.duplicate_tokens += saved * (fixed + len(ticket.ids)) if ticket is not None else 0
+        self._tally.cached_rows += int(repeats[from_cache].sum())
+        repeats[new] -= 1
+        self._tally.duplicates += int(repeats[~from_cache].sum())
+        self._tally.duplicate_tokens += int((repeats * (tokens + fixed))[~from_cache].sum())
+
+
+class _Memory:
+    """Verdicts of texts seen before, up to a fixed number; what came first stays."""
+
+    def __init__(self) -> None:
+        self.index: dict[bytes, int] = {}
+        self.verdicts = blank_verdicts(_REMEMBERED_TEXTS, FAILED)
+        self.tokens = np.zeros(_REMEMBERED_TEXTS, dtype=np.int64)
+
+    def add(self, keys: Sequence[bytes], verdicts: Verdicts, tokens: npt.NDArray[np.int64]) -> None:
+        """Remember all but failed verdicts, of texts whose token counts are `tokens`."""
+        room = _REMEMBERED_TEXTS - len(self.index)
+        good = (verdicts["status"] != FAILED).tolist()
+        fresh = [at for at, key in enumerate(keys) if good[at] and key not in self.index][:room]
+        start = len(self.index)
+        self.verdicts[start : start + len(fresh)] = verdicts[fresh]
+        self.tokens[start : start + len(fresh)] = tokens[fresh]
+        self.index.update((keys[at], start + place) for place, at in enumerate(fresh))
 
 
 def _spread(window: PreparedWindow, of_text: Verdicts) -> Verdicts:

@@ -5,6 +5,7 @@ code runs unchanged (its soft caps and scales included); only its output matrix 
 float32.
 """
 
+import copy
 import inspect
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ticket_etl.collate import Inputs, Layout
 from ticket_etl.errors import ModelError
+from ticket_etl.kernels import PLAIN, Switch, install_kernels
 from ticket_etl.trie import LabelTrie
 
 FloatArray = npt.NDArray[np.float32]
@@ -61,8 +63,11 @@ class LanguageModel:
     """A causal model that scores labels.
 
     Args:
-        model: a loaded decoder-only model in evaluation mode; its output layer is replaced.
+        model: a loaded decoder-only model in evaluation mode; its output layer is replaced, and on a CPU in float32 its
+            linear layers are given packed weights beside their own.
         labels: the label trie whose token rows are kept.
+
+    A fresh instance runs on the model's own layers (`precision` is `plain`); `at` gives the same model in another.
 
     Raises:
         ModelError: the model has no plain output matrix.
@@ -80,14 +85,18 @@ class LanguageModel:
         model.set_output_embeddings(self._head)
         self.config = model.config.get_text_config(decoder=True)
         self.dtype: torch.dtype = model.dtype
+        self.precision = PLAIN
+        packs = self.device.type == "cpu" and self.dtype == torch.float32
+        self._switch = install_kernels(model, output) if packs else Switch()
         # transformers renamed the keyword; both names are within the supported range.
         parameters = inspect.signature(inspect.unwrap(model.forward)).parameters
         self._cache_word = "cache" if "cache" in parameters else "past_key_values"
 
-    @property
-    def context_tokens(self) -> int | None:
-        """The longest input the model can take, or None if it names no limit."""
-        return getattr(self.config, "max_position_embeddings", None)
+    def at(self, precision: str) -> "LanguageModel":
+        """The same model with its matrix products in another precision, or as it is where that is not available."""
+        other = copy.copy(self)
+        other.precision = precision if precision in self._switch.available else self.precision
+        return other
 
     @property
     def window(self) -> Window:
@@ -117,13 +126,13 @@ class LanguageModel:
         """Label-row logits after one plain, unpadded, uncached sequence: float32, shape (rows,)."""
         ids = torch.tensor([list(token_ids)], device=self.device)
         self._head.reads = torch.tensor([ids.shape[1] - 1], device=self.device)
-        return self._to_numpy(self._model(input_ids=ids, use_cache=False).logits[0, 0])
+        return self._to_numpy(self._run(input_ids=ids, use_cache=False).logits[0, 0])
 
     @torch.inference_mode()
     def logits(self, inputs: Inputs, **how: Any) -> FloatArray:
         """Label-row logits of a batch: float32, shape (tickets, branches, rows)."""
         self._head.reads = torch.as_tensor(inputs.reads.reshape(-1), device=self.device)
-        outputs = self._model(
+        outputs = self._run(
             input_ids=torch.as_tensor(inputs.token_ids, device=self.device),
             position_ids=torch.as_tensor(inputs.positions, device=self.device),
             **({"use_cache": False} | how),
@@ -136,7 +145,7 @@ class LanguageModel:
         cache = DynamicCache()
         ids = torch.tensor([list(prefix)], device=self.device)
         self._head.reads = torch.tensor([0], device=self.device)
-        self._model(input_ids=ids, use_cache=True, **{self._cache_word: cache})
+        self._run(input_ids=ids, use_cache=True, **{self._cache_word: cache})
         layers = tuple((layer.keys.clone(), layer.values.clone()) for layer in cache.layers)  # type: ignore[union-attr]
         if any(keys.shape[-2] != len(prefix) for keys, _ in layers):
             raise ValueError("the model's cache does not hold one entry per prefix token")
@@ -192,6 +201,10 @@ class LanguageModel:
         allowed = torch.as_tensor(sees[:, None], device=self.device)
         mask = torch.zeros(allowed.shape, dtype=self.dtype, device=self.device)
         return mask.masked_fill_(~allowed, torch.finfo(self.dtype).min)
+
+    def _run(self, **arguments: Any) -> Any:
+        with self._switch.using(self.precision):
+            return self._model(**arguments)
 
     @staticmethod
     def _to_numpy(logits: torch.Tensor) -> FloatArray:

@@ -1,5 +1,6 @@
 """What this machine offers: cores, devices, memory."""
 
+import contextlib
 import os
 import platform
 import resource
@@ -53,6 +54,10 @@ def choose_device(name: str) -> str:
 
 def peak_memory_bytes() -> int:
     """The largest resident memory this process has had."""
+    with contextlib.suppress(OSError):  # Linux: unlike ru_maxrss, not inherited from the parent process
+        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -16,7 +16,7 @@ from ticket_etl.cache import open_cache
 from ticket_etl.config import JobConfig
 from ticket_etl.journal import Journal, fingerprint_text, open_journal
 from ticket_etl.machine import peak_memory_bytes, versions
-from ticket_etl.preflight import check_request
+from ticket_etl.preflight import check_paths, check_request
 from ticket_etl.report import RunReport
 from ticket_etl.tally import Tally
 from ticket_etl.tickets import Tickets, check_output, open_tickets, replace_atomically, write_labelled
@@ -43,11 +43,13 @@ def no_progress(done: int, total: int) -> None:
 def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
     """Label every ticket of the input and replace the output.
 
-    What can be refused is refused in this order, before the model loads: labels, model, input, output. A run that stops
-    early leaves the old output as it was, and the journal for the next run to go on from.
+    What can be refused is refused in this order, before the model loads: labels, model, the paths that are written,
+    the lock on the output, the input, its columns. A run that stops early leaves the old output as it was, and the
+    journal for the next run to go on from.
     """
     clock, started = time.monotonic(), utc_now()
     labels, folder = check_request(config)
+    check_paths(config)
     tally = Tally(labels=len(labels.names))
     with ExitStack() as stack:
         journal = stack.enter_context(open_journal(config.output))
@@ -76,7 +78,7 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
         score_windows(config, tickets, labeller, journal, tally, lambda done: on_progress(done, tickets.num_rows))
         with tally.stage("write"):
             labelled = labelled_batches(journal, tally, scoring, config.output_prefix)
-            write_labelled(tickets, config.output, labelled, **options)
+            write_labelled(tickets, config.output, labelled, output_columns=schema, **options)
         journal.discard()
         outcome = make_report(config, tickets, scoring, tally, fingerprint, started, time.monotonic() - clock)
         with replace_atomically(config.report_path) as file:

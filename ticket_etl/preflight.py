@@ -1,7 +1,13 @@
-"""The cheap checks of every scoring command, made before any data is read and without loading torch."""
+"""The cheap checks, made before any data is read and without loading torch."""
 
-from ticket_etl.config import ScoringConfig
-from ticket_etl.errors import UsageError
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from ticket_etl.config import JobConfig, ScoringConfig
+from ticket_etl.errors import OutputError, UsageError
+from ticket_etl.journal import journal_path
 from ticket_etl.labels import LabelSet, load_labels
 from ticket_etl.models import ModelFolder, default_model, find_model
 from ticket_etl.strategies import STRATEGIES
@@ -18,3 +24,54 @@ def check_request(config: ScoringConfig) -> tuple[LabelSet, ModelFolder]:
         raise UsageError(f"unknown strategy {config.strategy!r}; known are {', '.join(STRATEGIES)}")
     labels = load_labels(config.labels)
     return labels, find_model(config.model or default_model())
+
+
+def check_paths(config: JobConfig) -> None:
+    """Make sure that every file the run writes can be written, and is none of the others or of those it reads.
+
+    Raises:
+        UsageError: two of the paths are one file, in whatever spelling.
+        OutputError: a path cannot be written; the message names it.
+    """
+    written = {
+        "OUT": config.output,
+        "its journal": journal_path(config.output),
+        "--report": config.report_path,
+        "the rejects file": config.rejects_path,
+    }
+    if config.cache is not None:
+        written["--cache"] = config.cache
+    read = {} if config.input == "-" else {"IN": Path(config.input)}
+    if config.labels is not None:
+        read["--labels"] = config.labels
+    seen: dict[object, str] = {_identity(path): role for role, path in read.items()}
+    for role, path in written.items():
+        other = seen.setdefault(_identity(path), role)
+        if other != role:
+            raise UsageError(f"{role} and {other} are the same file, {path}; choose another")
+        _check_writable(role, path)
+
+
+def _identity(path: Path) -> object:
+    """What stays the same in every spelling of a path: the file itself, or where it would be."""
+    try:
+        status = path.stat()
+        return (status.st_dev, status.st_ino)
+    except (OSError, ValueError):
+        return os.path.realpath(path)
+
+
+def _check_writable(role: str, path: Path) -> None:
+    target = Path(os.path.realpath(path))
+    try:
+        if target.is_symlink():
+            raise OutputError(f"{role} {path} is a symbolic link that leads back to itself; remove it")
+        if target.exists() and not stat.S_ISREG(target.stat().st_mode):
+            raise OutputError(f"{role} {path} exists and is not a regular file; choose another")
+        if not target.parent.is_dir():
+            raise OutputError(f"the folder of {role}, {target.parent}, does not exist; create it")
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise OutputError(f"{role} {path} cannot be written ({reason}); check its folder and permissions") from error

@@ -1,0 +1,165 @@
+"""Faster matrix products on a CPU: weights packed once for oneDNN, gated MLPs fused, float32 or bfloat16.
+
+The operators are those that torch's own compiler emits on CPUs; they are internal to torch, so this module is the
+only one that names them, tries each against the plain layer before it is used, and leaves the model as it was where
+they are missing or wrong. A layer keeps its own float32 weights beside the packed ones: the reference path runs on
+them, untouched.
+
+bfloat16 here means bfloat16 matrix products and everything else (norms, rotations, attention, residuals) in float32.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers.activations import SiLUActivation
+
+log = logging.getLogger("ticket_etl")
+
+PLAIN, FLOAT32, BFLOAT16 = "plain", "float32", "bfloat16"
+"""How matrix products are done: by the model's own layers, or by packed weights of a precision."""
+
+_DTYPES = {FLOAT32: torch.float32, BFLOAT16: torch.bfloat16}
+_TOLERANCES = {FLOAT32: 1e-4, BFLOAT16: 3e-2}
+"""Largest error of a layer, relative to its largest output."""
+
+_TRIAL_TOKENS = 33
+_PACKED_FOR_TOKENS = 1024
+
+
+@dataclass
+class Switch:
+    """Which precision the layers use now; all layers of a model share one."""
+
+    precision: str = PLAIN
+    available: tuple[str, ...] = ()
+
+    @contextmanager
+    def using(self, precision: str) -> Iterator[None]:
+        """Use a precision within the block; one that is not available means the plain layers."""
+        before, self.precision = self.precision, precision if precision in self.available else PLAIN
+        try:
+            yield
+        finally:
+            self.precision = before
+
+
+class PackedLinear(nn.Module):
+    """A linear layer with its weights packed in each available precision."""
+
+    def __init__(self, plain: nn.Linear, switch: Switch, precisions: tuple[str, ...]) -> None:
+        super().__init__()
+        self.plain = plain
+        self._switch = switch
+        # Packed tensors are opaque to torch's module machinery: kept out of its registry.
+        self._weights = {name: _pack(plain.weight, _DTYPES[name]) for name in precisions}
+        self._biases = {
+            name: None if plain.bias is None else plain.bias.detach().to(_DTYPES[name]) for name in precisions
+        }
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(..., inputs) -> (..., outputs), in the dtype of `tokens`."""
+        precision = self._switch.precision
+        if precision == PLAIN:
+            return self.plain(tokens)
+        return self.product(tokens.to(_DTYPES[precision]), precision).to(tokens.dtype)
+
+    def product(self, tokens: torch.Tensor, precision: str, then: str = "none") -> torch.Tensor:
+        """The product in a precision, with an activation (`swish`) fused into it."""
+        weight, bias = self._weights[precision], self._biases[precision]
+        return torch.ops.mkldnn._linear_pointwise(tokens, weight, bias, then, [], "")
+
+    def product_times(self, tokens: torch.Tensor, other: torch.Tensor, precision: str) -> torch.Tensor:
+        """The product, multiplied by `other` element by element."""
+        weight, bias = self._weights[precision], self._biases[precision]
+        return torch.ops.mkldnn._linear_pointwise.binary(tokens, other, weight, bias, "mul")
+
+
+class PackedGatedMlp(nn.Module):
+    """down(silu(gate(x)) * up(x)) with the element-wise work fused into the products."""
+
+    def __init__(self, plain: nn.Module, switch: Switch) -> None:
+        super().__init__()
+        self.plain = plain
+        self._switch = switch
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(..., hidden size) -> (..., hidden size), in the dtype of `tokens`."""
+        precision = self._switch.precision
+        if precision == PLAIN:
+            return self.plain(tokens)
+        gate, up, down = (getattr(self.plain, name) for name in _GATED_MLP)
+        inputs = tokens.to(_DTYPES[precision])
+        gated = up.product_times(inputs, gate.product(inputs, precision, then="swish"), precision)
+        return down.product(gated, precision).to(tokens.dtype)
+
+
+_GATED_MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+def install_kernels(model: nn.Module, head: nn.Module) -> Switch:
+    """Replace the linear layers and gated MLPs of a float32 CPU model; its output matrix `head` is left alone.
+
+    Returns:
+        The model's switch; its `available` precisions are those that passed their trial on every shape, none where the
+        operators are missing.
+    """
+    switch = Switch()
+    layers = list(_linear_layers(model, head))
+    shapes = {(layer.weight.shape, layer.bias is None): layer for _, _, layer in layers}
+    switch.available = tuple(name for name in _DTYPES if shapes and _all_pass(shapes.values(), name))
+    if switch.available:
+        for parent, name, layer in layers:
+            setattr(parent, name, PackedLinear(layer, switch, switch.available))
+        for parent, name, mlp in list(_gated_mlps(model)):
+            fused = PackedGatedMlp(mlp, switch)
+            features = getattr(mlp, _GATED_MLP[0]).plain.in_features
+            if all(_is_close(fused, features, switch, precision) for precision in switch.available):
+                setattr(parent, name, fused)
+    return switch
+
+
+def _all_pass(layers: Iterable[nn.Linear], precision: str) -> bool:
+    """Hold one layer of every shape, packed in a precision, against its plain self."""
+    trial = Switch(available=(precision,))
+    try:
+        return all(
+            _is_close(PackedLinear(layer, trial, (precision,)), layer.in_features, trial, precision) for layer in layers
+        )
+    except (RuntimeError, AttributeError, NotImplementedError) as error:
+        log.debug("no packed %s matrix products here: %s", precision, error)
+        return False
+
+
+def _is_close(packed: PackedLinear | PackedGatedMlp, features: int, switch: Switch, precision: str) -> bool:
+    tokens = torch.randn(1, _TRIAL_TOKENS, features, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = packed.plain(tokens)
+        with switch.using(precision):
+            result = packed(tokens)
+    return bool((result - expected).abs().max() <= _TOLERANCES[precision] * expected.abs().max())
+
+
+def _pack(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(dtype), _PACKED_FOR_TOKENS)
+    return packed
+
+
+def _linear_layers(model: nn.Module, head: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+    for parent in model.modules():
+        for name, layer in parent.named_children():
+            if isinstance(layer, nn.Linear) and layer is not head:
+                yield parent, name, layer
+
+
+def _gated_mlps(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    for parent in model.modules():
+        for name, layer in parent.named_children():
+            parts = {part for part, _ in layer.named_children()}
+            if parts - {"act_fn"} == {*_GATED_MLP} and isinstance(
+                getattr(layer, "act_fn", None), nn.SiLU | SiLUActivation
+            ):
+                yield parent, name, layer
