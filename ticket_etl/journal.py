@@ -26,6 +26,7 @@ _COMMIT_SECONDS = 1.0
 """Work that may be lost when the process is killed, beside the window at hand: commits cost a disk flush or three."""
 
 _LONG_NAME = 200
+_ALL_WINDOWS = "SELECT number, verdicts FROM windows ORDER BY number"
 
 
 class Journal:
@@ -35,11 +36,12 @@ class Journal:
         self._connection = connection
         self._path = path
         self._committed = 0.0
+        self.finished = False
 
     def bind(self, fingerprint: Mapping[str, str]) -> int:
         """Keep what an earlier run of the same fingerprint scored, drop anything else; return the rows kept.
 
-        Windows with failed tickets are dropped too, so that those tickets are tried again.
+        Damaged windows are dropped, and those with failed tickets, so that these are tried again.
         """
         found = dict(self._connection.execute("SELECT part, value FROM fingerprint"))
         if found and found != fingerprint:
@@ -53,11 +55,20 @@ class Journal:
                 self._connection.execute("DELETE FROM windows")
                 self._connection.execute("DELETE FROM fingerprint")
                 self._connection.executemany("INSERT INTO fingerprint VALUES (?, ?)", fingerprint.items())
-            for number, verdicts in list(self.windows()):
-                if (verdicts["status"] == FAILED).any():
-                    self._connection.execute("DELETE FROM windows WHERE number = ?", (number,))
+            kept = sum(self._keep_or_drop(number) for number in sorted(self.numbers()))
             self.commit()
-        return sum(len(verdicts) for _, verdicts in self.windows())
+        return kept
+
+    def _keep_or_drop(self, number: int) -> int:
+        """The rows of a window that an earlier run recorded; none if it is to be scored again."""
+        one_window = "SELECT verdicts, checksum FROM windows WHERE number = ?"
+        blob, checksum = self._connection.execute(one_window, (number,)).fetchone()
+        if checksum == _checksum(number, blob) and not len(blob) % VERDICT.itemsize:
+            verdicts = np.frombuffer(blob, dtype=VERDICT)
+            if not (verdicts["status"] == FAILED).any():
+                return len(verdicts)
+        self._connection.execute("DELETE FROM windows WHERE number = ?", (number,))
+        return 0
 
     def numbers(self) -> frozenset[int]:
         """The numbers of the finished windows."""
@@ -73,7 +84,8 @@ class Journal:
         with self._errors_named():
             if not self._connection.in_transaction:
                 self._connection.execute("BEGIN")
-            self._connection.execute("INSERT INTO windows VALUES (?, ?)", (number, verdicts.tobytes()))
+            blob = verdicts.tobytes()
+            self._connection.execute("INSERT INTO windows VALUES (?, ?, ?)", (number, blob, _checksum(number, blob)))
             if time.monotonic() - self._committed >= _COMMIT_SECONDS:
                 self.commit()
 
@@ -86,12 +98,12 @@ class Journal:
 
     def windows(self) -> Iterator[tuple[int, Verdicts]]:
         """The finished windows by number, in row order."""
-        for number, blob in self._connection.execute("SELECT number, verdicts FROM windows ORDER BY number"):
+        for number, blob in self._connection.execute(_ALL_WINDOWS):
             yield number, np.frombuffer(blob, dtype=VERDICT)
 
     def discard(self) -> None:
-        """Remove the journal: OUT is written. The lock is held until `open_journal` ends."""
-        self._path.unlink(missing_ok=True)
+        """Have the journal removed when `open_journal` ends: OUT is written."""
+        self.finished = True
 
     @contextmanager
     def _errors_named(self) -> Iterator[None]:
@@ -101,6 +113,11 @@ class Journal:
             raise OutputError(
                 f"cannot write the journal {self._path}: {error}; free space or choose another OUT"
             ) from error
+
+
+def _checksum(number: int, blob: bytes) -> bytes:
+    """SQLite makes a window whole or absent; this tells if the file itself was damaged since."""
+    return hashlib.blake2b(blob, digest_size=8, salt=number.to_bytes(8, "little")).digest()
 
 
 def journal_path(out: Path) -> Path:
@@ -126,10 +143,10 @@ def open_journal(out: Path) -> Iterator[Journal]:
         try:
             yield journal
         finally:
-            if path.exists():
+            if not journal.finished:
                 journal.commit()
-            if path.exists() and not connection.execute("SELECT count(*) FROM windows").fetchone()[0]:
-                journal.discard()
+            if journal.finished or not journal.numbers():
+                path.unlink(missing_ok=True)  # before the lock goes, so that nobody waits for a file that is gone
 
 
 def _connect(path: Path, out: Path) -> sqlite3.Connection:
@@ -143,9 +160,12 @@ def _connect(path: Path, out: Path) -> sqlite3.Connection:
             connection.execute("BEGIN EXCLUSIVE")
             connection.execute("CREATE TABLE IF NOT EXISTS fingerprint (part TEXT PRIMARY KEY, value TEXT NOT NULL)")
             connection.execute(
-                "CREATE TABLE IF NOT EXISTS windows (number INTEGER PRIMARY KEY, verdicts BLOB NOT NULL)"
+                "CREATE TABLE IF NOT EXISTS windows (number INTEGER PRIMARY KEY, verdicts BLOB, checksum BLOB)"
             )
             connection.execute("COMMIT")
+            (health,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if health != "ok":
+                raise sqlite3.DatabaseError(health)
             return connection
         except sqlite3.OperationalError as error:
             if connection is not None:

@@ -43,13 +43,13 @@ def no_progress(done: int, total: int) -> None:
 def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
     """Label every ticket of the input and replace the output.
 
-    What can be refused is refused in this order, before the model loads: labels, model, the paths that are written,
+    What can be refused is refused in this order, before the model loads: the paths that are written, labels, model,
     the lock on the output, the input, its columns. A run that stops early leaves the old output as it was, and the
     journal for the next run to go on from.
     """
     clock, started = time.monotonic(), utc_now()
-    labels, folder = check_request(config)
     check_paths(config)
+    labels, folder = check_request(config)
     tally = Tally(labels=len(labels.names))
     with ExitStack() as stack:
         journal = stack.enter_context(open_journal(config.output))
