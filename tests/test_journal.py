@@ -240,7 +240,7 @@ with open_journal(Path(sys.argv[1])) as journal:
     journal.append(1, blank_verdicts(2, OK))
     journal.commit()
     journal._connection.execute("BEGIN")
-    journal._connection.execute("INSERT INTO windows VALUES (2, x'00')")
+    journal._connection.execute("INSERT INTO windows VALUES (2, x'00', x'00')")
     print("held", flush=True)
     time.sleep(60)
 """
