@@ -21,6 +21,7 @@ from ticket_etl.trie import build_trie
 LABEL_TOKENS = {
     "flat": ((5, 0), (6, 0), (7, 0)),
     "deep": ((5, 6, 0), (5, 7, 8, 0), (5, 7, 9, 0), (6, 0)),
+    "wide": ((5, 6, 0), (5, 7, 0), (8, 6, 0), (8, 7, 0)),
     "prefixes": ((5, 0), (5, 6, 0), (5, 6, 7, 0)),
 }
 LABEL_NAMES = {"flat": ["a", "b", "c"], "deep": ["refund yes", "refund no", "refund yes please", "bug"]}

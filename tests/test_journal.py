@@ -239,17 +239,18 @@ with open_journal(Path(sys.argv[1])) as journal:
     journal.append(0, blank_verdicts(3, OK))
     journal.append(1, blank_verdicts(2, OK))
     journal.commit()
-    journal._connection.execute("BEGIN")
-    journal._connection.execute("INSERT INTO windows VALUES (2, x'00', x'00')")
+    if sys.argv[2] == "writing":
+        journal._connection.execute("BEGIN")
+        journal._connection.execute("INSERT INTO windows VALUES (2, x'00', x'00')")
     print("held", flush=True)
     time.sleep(60)
 """
 
 
 @contextmanager
-def another_run(out: Path) -> Iterator[subprocess.Popen]:
-    """A process that has recorded two windows, is in the middle of a third, and holds the lock."""
-    command = [sys.executable, "-c", HOLDER, str(out)]
+def another_run(out: Path, doing: str = "writing") -> Iterator[subprocess.Popen]:
+    """A process that has recorded two windows and is scoring the third, or in the middle of writing it."""
+    command = [sys.executable, "-c", HOLDER, str(out), doing]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
         try:
             assert process.stdout.readline() == b"held\n"
@@ -258,9 +259,10 @@ def another_run(out: Path) -> Iterator[subprocess.Popen]:
             process.kill()
 
 
-def test_second_process_is_refused_until_the_first_is_killed(out: Path) -> None:
+@pytest.mark.parametrize("doing", ["scoring", "writing"])
+def test_second_process_is_refused_until_the_first_is_killed(out: Path, doing: str) -> None:
     """SIGKILL frees the lock; finished windows are there, the unfinished one is not."""
-    with another_run(out) as process:
+    with another_run(out, doing) as process:
         for _ in range(2):
             with pytest.raises(BusyError, match=r"another run is writing .*out\.parquet"), open_journal(out):
                 pass

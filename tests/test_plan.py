@@ -32,7 +32,7 @@ def all_limits() -> st.SearchStrategy[Limits]:
     return st.builds(
         Limits,
         batch_tickets=st.integers(1, 9),
-        batch_tokens=st.integers(1, 900),
+        batch_tokens=st.one_of(st.integers(1, 20), st.integers(1, 900)),
         shared_tokens=st.sampled_from([0, 1, 50]),
     )
 
@@ -176,6 +176,15 @@ def test_halves_keep_tickets_and_order(planner: plan.Planner, lengths: np.ndarra
         assert tickets_of(list(halves)) == list(batch.tickets)
         assert all(half.width == max(row_tokens(half, lengths)) for half in halves)
         assert all(half.computed_tokens < batch.computed_tokens for half in halves)
+
+
+def test_budget_that_is_met_exactly_is_not_exceeded() -> None:
+    lengths = np.array([6, 4, 5, 5])
+    assert plan.packed(lengths, Limits(batch_tokens=11)) == [Batch(((0, 2),), 11), Batch(((3, 1),), 9)]
+    assert plan.by_token_budget(lengths, Limits(batch_tokens=24, shared_tokens=6)) == [
+        Batch(((0,), (2,)), 6),
+        Batch(((3,), (1,)), 5),
+    ]
 
 
 def test_padding_fraction() -> None:

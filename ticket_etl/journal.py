@@ -146,7 +146,9 @@ def open_journal(out: Path) -> Iterator[Journal]:
             if not journal.finished:
                 journal.commit()
             if journal.finished or not journal.numbers():
-                path.unlink(missing_ok=True)  # before the lock goes, so that nobody waits for a file that is gone
+                # Before the lock goes, so that nobody waits for a file that is gone; with it SQLite's rollback file.
+                path.unlink(missing_ok=True)
+                path.with_name(f"{path.name}-journal").unlink(missing_ok=True)
 
 
 def _connect(path: Path, out: Path) -> sqlite3.Connection:

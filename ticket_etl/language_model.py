@@ -20,7 +20,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ticket_etl.collate import Inputs, Layout
 from ticket_etl.errors import ModelError
-from ticket_etl.kernels import PLAIN, Switch, install_kernels
+from ticket_etl.kernels import BFLOAT16, PLAIN, Switch, install_kernels
 from ticket_etl.trie import LabelTrie
 
 FloatArray = npt.NDArray[np.float32]
@@ -97,6 +97,11 @@ class LanguageModel:
         other = copy.copy(self)
         other.precision = precision if precision in self._switch.available else self.precision
         return other
+
+    @property
+    def is_low_precision(self) -> bool:
+        """Whether matrix products are done in less than float32."""
+        return self.dtype != torch.float32 or self.precision == BFLOAT16
 
     @property
     def window(self) -> Window:
