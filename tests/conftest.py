@@ -1,4 +1,4 @@
-"""Settings of all tests: one thread for tiny models, a cache of our own, the contract's shared material if it is there."""
+"""Settings of all tests: one thread for tiny models, and the shared cases and data if they are there."""
 
 import os
 from pathlib import Path

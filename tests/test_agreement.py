@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+
 from tests.tiny import LAYOUTS, tiny_model, tiny_tokenizer
 from ticket_etl.labels import Label, LabelSet
 from ticket_etl.language_model import LanguageModel
@@ -140,7 +141,9 @@ def test_prefix_cache_is_not_changed_by_batches() -> None:
     assert (scorer.score(first, case.tickets) == before).all()
 
 
-def test_strategy_that_is_wrong_on_a_model_gives_way(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_strategy_that_is_wrong_on_a_model_gives_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A cache that is filled wrongly is noticed before the first ticket, said once, and costs no label."""
     case = Case("qwen2", LABEL_SETS["single-token"])
     honest = LanguageModel.prefix_cache

@@ -20,10 +20,10 @@ from ticket_etl.language_model import LanguageModel
 from ticket_etl.plan import Limits, computed_tokens, padding_fraction
 from ticket_etl.preflight import check_request
 from ticket_etl.prompt import TokenIds
-from ticket_etl.scorers import Scorer, build_scorer
+from ticket_etl.scorers import Scorer, build_scorer, score_plan
 from ticket_etl.scoring import Scoring
 from ticket_etl.strategies import REFERENCE, STRATEGIES, Strategy
-from ticket_etl.verify import compare, reference_scores, score_plan
+from ticket_etl.verify import compare, reference_scores
 from ticket_etl.workload import read_workload
 
 _WARM_UP_TICKETS = 8
@@ -174,7 +174,7 @@ def _row(
     return BenchRow(
         strategy=each.strategy.name,
         prefix=each.strategy.shares_prefix,
-        dtype=str(scoring.model.dtype).removeprefix("torch."),
+        dtype=str(scoring.dtype).removeprefix("torch."),
         tickets_per_second=len(tickets) / seconds,
         speedup_vs_per_item=alone / seconds,
         computed_tokens=computed,

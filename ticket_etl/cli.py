@@ -208,6 +208,11 @@ def scoring_options(command: F) -> F:
             metavar="NAME",
             help="How tickets are batched: " + ", ".join(STRATEGIES) + ".",
         ),
+        option(
+            "--certify/--no-certify",
+            default=defaults.certify,
+            help="Below float32: re-score in float32 every ticket whose label could differ from float32's.",
+        ),
         option("--dtype", type=click.Choice(DTYPES), default=defaults.dtype, help="Precision; auto is float32."),
         option("--device", type=click.Choice(DEVICES), default=defaults.device, help="Where the model runs."),
         option(

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ticket_etl.plan import Batch, Lengths
 from ticket_etl.prompt import Prompt, TokenIds
+from ticket_etl.strategies import REFERENCE, Strategy
 
 IntArray = npt.NDArray[np.int64]
 
@@ -46,10 +47,17 @@ class Layout:
     """How a ticket lies in its batch: (prefix +) ticket + suffix + label nodes.
 
     shares_prefix: the prefix stands before every batch in a key-value cache, and is not part of the rows.
+    branches_apart: each label branch is read in a pass of its own, over prompt and path, instead of from label nodes.
     """
 
     prompt: Prompt
     shares_prefix: bool
+    branches_apart: bool = False
+
+    @classmethod
+    def of(cls, strategy: Strategy, prompt: Prompt) -> "Layout":
+        """How a strategy lays tickets out; the reference alone goes without label nodes."""
+        return cls(prompt, strategy.shares_prefix, strategy is REFERENCE)
 
     @property
     def shared_tokens(self) -> int:
@@ -57,9 +65,13 @@ class Layout:
         return len(self.prompt.prefix) if self.shares_prefix else 0
 
     def lengths(self, tickets: Sequence[TokenIds]) -> Lengths:
-        """Tokens each ticket occupies in a batch: int64, shape (tickets,)."""
-        fixed = self.prompt.fixed_tokens - self.shared_tokens
-        return np.array([len(ticket) + fixed for ticket in tickets], dtype=np.int64)
+        """Tokens computed for each ticket, its padding aside: int64, shape (tickets,)."""
+        own = np.array([len(ticket) for ticket in tickets], dtype=np.int64)
+        if self.branches_apart:
+            branches = self.prompt.labels.branches
+            prompts = own + len(self.prompt.prefix) + len(self.prompt.suffix)
+            return len(branches) * prompts + sum(len(branch.path) for branch in branches)
+        return own + self.prompt.fixed_tokens - self.shared_tokens
 
     def collate(self, batch: Batch, tickets: Sequence[TokenIds]) -> Inputs:
         """The arrays of one batch; `tickets` holds the token ids of all tickets of the plan."""

@@ -35,6 +35,7 @@ class ScoringConfig:
     max_batch_tokens: int = DEFAULT_BATCH_TOKENS
     window_tickets: int = 2048
     max_ticket_tokens: int = 2048
+    certify: bool = True
     bad_records: str = "stop"
     seed: int = 0
 

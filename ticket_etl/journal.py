@@ -5,6 +5,7 @@ run ends, and its lock belongs to the operating system, which frees it when the 
 fingerprint of everything that decides a score; a journal of another fingerprint is started afresh.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -174,6 +175,9 @@ def _connect(path: Path, out: Path) -> sqlite3.Connection:
                 connection.close()
             if "locked" in str(error):
                 raise BusyError(f"another run is writing {out}; wait for it or stop it") from error
+            with contextlib.suppress(OSError):
+                if path.stat().st_size == 0:
+                    path.unlink()
             raise OutputError(f"cannot write the journal {path}: {error}; check the folder and its space") from error
         except sqlite3.DatabaseError as error:
             if connection is not None:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ticket_etl.cache import KnownVerdicts, LabelCache
+from ticket_etl.certify import Certifier
 from ticket_etl.language_model import FloatArray
 from ticket_etl.plan import Batch, Limits, restore_order
 from ticket_etl.prompt import EncodedTicket, TicketEncoder
@@ -51,15 +52,19 @@ class Labeller:
         reference: Reference,
         limits: Limits,
         tally: Tally,
+        *,
+        certifier: Certifier | None = None,
         cache: LabelCache | None = None,
     ) -> None:
         self._encoder = encoder
         self._strategy = strategy
         self._scorer = scorer
         self._reference = MemoryGuard(reference)
+        self._reference_layout = reference.layout
         self._guard = MemoryGuard(scorer)
         self._limits = Limits(limits.batch_tickets, limits.batch_tokens, scorer.layout.shared_tokens)
         self._tally = tally
+        self._certifier = certifier
         self._cache = cache
         self._memory = _Memory()
 
@@ -126,9 +131,14 @@ class Labeller:
                 scores.append(self._guard.score(batch, tickets, lengths))
                 on_scored(sum(map(len, scores)))
             log_probs = restore_order(batches, scores)
+        if self._certifier is not None:
+            with self._tally.stage("certify"):
+                log_probs = self._certifier.certify(log_probs, tickets)
+        with self._tally.stage("score"):
+            full = self._reference_layout.lengths(tickets)
             for ticket in np.flatnonzero(~np.isfinite(log_probs).all(axis=1)).tolist():
-                alone = Batch(((ticket,),), int(lengths[ticket]))
-                log_probs[ticket] = self._reference.score(alone, tickets, lengths)[0]
+                alone = Batch(((ticket,),), int(full[ticket]))
+                log_probs[ticket] = self._reference.score(alone, tickets, full)[0]
                 self._tally.retried += 1
         self._tally.halvings = self._guard.halvings
         return decide(log_probs, truncated)

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -74,13 +74,16 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
         if tally.resumed_rows:
             log.info("resuming: %d of %d rows are scored already", tally.resumed_rows, tickets.num_rows)
         cache = stack.enter_context(open_cache(config.cache, fingerprint))
-        labeller = scoring.labeller(tally, cache)
+        certifier = scoring.certifier()
+        labeller = scoring.labeller(tally, certifier, cache)
         score_windows(config, tickets, labeller, journal, tally, lambda done: on_progress(done, tickets.num_rows))
         with tally.stage("write"):
             labelled = labelled_batches(journal, tally, scoring, config.output_prefix)
             write_labelled(tickets, config.output, labelled, output_columns=schema, **options)
         journal.discard()
-        outcome = make_report(config, tickets, scoring, tally, fingerprint, started, time.monotonic() - clock)
+        certification = None if certifier is None else certifier.count.summary()
+        seconds = time.monotonic() - clock
+        outcome = make_report(config, tickets, scoring, tally, fingerprint, certification, started, seconds)
         with replace_atomically(config.report_path) as file:
             file.write(outcome.to_json().encode())
     return outcome
@@ -134,9 +137,10 @@ def job_fingerprint(config: JobConfig, tickets: Tickets, scoring: "Scoring") -> 
         "labels": fingerprint_text([scoring.labels.names, prompt.sequences]),
         "prompt": ids,
         "model": f"{scoring.folder.name} {scoring.folder.revision}",
-        "dtype": str(scoring.model.dtype).removeprefix("torch."),
+        "dtype": str(scoring.dtype).removeprefix("torch."),
         "device": str(scoring.model.device),
         "strategy": scoring.strategy.name,
+        "certification": str(config.certify),
         "batch limits": fingerprint_text([config.batch_tickets, config.max_batch_tokens, config.window_tickets]),
         "max ticket tokens": str(scoring.encoder.max_ticket_tokens),
         "version": __version__,
@@ -149,6 +153,7 @@ def make_report(
     scoring: "Scoring",
     tally: Tally,
     fingerprint: dict[str, str],
+    certification: dict[str, Any] | None,
     started: str,
     run_seconds: float,
 ) -> RunReport:
@@ -179,7 +184,7 @@ def make_report(
         batches=report.batch_summary(tally),
         score_histogram=score_histogram,
         margin_histogram=margin_histogram,
-        certification=None,
+        certification=certification,
         model={
             "name": scoring.folder.name,
             "revision": scoring.folder.revision,

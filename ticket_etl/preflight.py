@@ -39,8 +39,6 @@ def check_paths(config: JobConfig) -> None:
         "--report": config.report_path,
         "the rejects file": config.rejects_path,
     }
-    if config.cache is not None:
-        written["--cache"] = config.cache
     read = {} if config.input == "-" else {"IN": Path(config.input)}
     if config.labels is not None:
         read["--labels"] = config.labels
@@ -50,6 +48,11 @@ def check_paths(config: JobConfig) -> None:
         if other != role:
             raise UsageError(f"{role} and {other} are the same file, {path}; choose another")
         _check_writable(role, path)
+    if config.cache is not None:
+        if (twin := seen.get(_identity(config.cache))) is not None:
+            raise UsageError(f"--cache and {twin} are the same file, {config.cache}; choose another")
+        if not config.cache.absolute().parent.is_dir():  # a cache that cannot be written is no reason to refuse
+            raise UsageError(f"the folder of --cache {config.cache} does not exist; create it")
 
 
 def _identity(path: Path) -> object:

@@ -119,9 +119,16 @@ class TicketEncoder:
             tickets[index] = EncodedTicket(self._cut(ids, ids) if over else ids, over)
         for index, ticket in enumerate(tickets):
             if ticket is None:
-                head, tail = self._encode([texts[index][:reach], texts[index][-reach:]])
-                tickets[index] = EncodedTicket(self._cut(head, tail), True)
+                tickets[index] = self._encode_ends(texts[index], reach)
         return [ticket for ticket in tickets if ticket is not None]
+
+    def _encode_ends(self, text: str, reach: int) -> EncodedTicket:
+        """Encode a very long text from its two ends; the whole of it only if they turn out to hold few tokens."""
+        head, tail = self._encode([text[:reach], text[-reach:]])
+        if min(len(head), len(tail)) < self.max_ticket_tokens:
+            (head,) = (tail,) = self._encode([text])
+        over = len(head) > self.max_ticket_tokens or head is not tail
+        return EncodedTicket(self._cut(head, tail) if over else head, over)
 
     def _cut(self, head: TokenIds, tail: TokenIds) -> TokenIds:
         kept = self.max_ticket_tokens - len(self._mark)
@@ -156,7 +163,7 @@ def build_prompt(tokenizer: PreTrainedTokenizerBase, label_set: LabelSet) -> Pro
     frame = _chat_frame(tokenizer) if tokenizer.chat_template else _plain_frame(tokenizer)
     system, user = label_set.system, _instructions(label_set)
     if not frame.has_system:
-        system, user = "", f"{system}\n\n{user}"
+        system, user = "", f"{system}\n\n{user}".lstrip()
     prefix = np.concatenate(
         [
             _encode_template(tokenizer, frame.before_system),
@@ -197,7 +204,18 @@ def _chat_frame(tokenizer: PreTrainedTokenizerBase) -> _Frame:
         frame = _render_frame(tokenizer, [{"role": "system", "content": _SYSTEM}])
     except (TemplateError, ValueError):
         frame = None  # a template without a system role
-    return frame or _require(_render_frame(tokenizer, []))
+    if frame is None:
+        try:
+            frame = _render_frame(tokenizer, [])
+        except (TemplateError, ValueError) as error:
+            raise ModelError(
+                f"the model's chat template fails ({error}); use a model with a usable template"
+            ) from error
+    if frame is None:
+        raise ModelError(
+            "the model's chat template does not show the user's text once; use a model with a usable template"
+        )
+    return frame
 
 
 def _render_frame(tokenizer: PreTrainedTokenizerBase, system: list[dict[str, str]]) -> _Frame | None:
@@ -220,14 +238,6 @@ def _render_frame(tokenizer: PreTrainedTokenizerBase, system: list[dict[str, str
 def _render(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, str]], **options: Any) -> str:
     # Models that can think aloud before they answer are asked not to: the label is read from the first answer token.
     return str(tokenizer.apply_chat_template(turns, tokenize=False, enable_thinking=False, **options))
-
-
-def _require(frame: _Frame | None) -> _Frame:
-    if frame is None:
-        raise ModelError(
-            "the model's chat template does not show the user's text once; use a model with a usable template"
-        )
-    return frame
 
 
 def _plain_frame(tokenizer: PreTrainedTokenizerBase) -> _Frame:

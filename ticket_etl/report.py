@@ -72,6 +72,7 @@ class RunReport:
             f"speed       {speed['scoring_tickets_per_second']:.1f} tickets/s scoring"
             f" ({speed['scoring_tokens_per_second']:,.0f} tokens/s),"
             f" {speed['run_tickets_per_second']:.1f} tickets/s overall",
+            *_certification_lines(self.certification),
             f"padding     {padding['run']:.1%} with {self.settings['strategy']}"
             f" (naive {padding['naive']:.1%}, arrival order {padding['arrival']:.1%})",
             f"tokens      {tokens['computed']:,} computed, {tokens['prefix_saved']:,} saved by the shared prefix,"
@@ -79,6 +80,17 @@ class RunReport:
             "time        " + ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.seconds.items()),
         ]
         return "\n".join(lines)
+
+
+def _certification_lines(certification: dict[str, Any] | None) -> list[str]:
+    if certification is None:
+        return []
+    rate = certification["remaining_disagreement_rate_95"]
+    return [
+        f"certified   {certification['rescored']:,} tickets scored again in float32 (margin under"
+        f" {certification['bound']:.3f}), {certification['labels_changed']:,} labels changed; at most"
+        f" {'?' if rate is None else f'{rate:.2%}'} of labels differ from float32 (95%)"
+    ]
 
 
 def row_counts(tally: Tally, quarantined: int) -> dict[str, int]:

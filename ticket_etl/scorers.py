@@ -15,7 +15,7 @@ import torch
 from ticket_etl.attention import Packing, supports_packing
 from ticket_etl.collate import Layout
 from ticket_etl.language_model import FloatArray, LanguageModel
-from ticket_etl.plan import Batch, Lengths, Limits
+from ticket_etl.plan import Batch, Lengths, Limits, restore_order
 from ticket_etl.prompt import Prompt, TokenIds
 from ticket_etl.strategies import REFERENCE, STRATEGIES, Strategy
 
@@ -40,7 +40,7 @@ class Reference:
     """Each ticket alone: one plain forward pass per branch of the label trie, over prompt and path."""
 
     def __init__(self, model: LanguageModel, prompt: Prompt) -> None:
-        self.layout = Layout(prompt, shares_prefix=False)
+        self.layout = Layout.of(REFERENCE, prompt)
         self._model = model
 
     def score(self, batch: Batch, tickets: Sequence[TokenIds]) -> FloatArray:
@@ -120,7 +120,7 @@ def build_scorer(strategy: Strategy, model: LanguageModel, prompt: Prompt) -> tu
 
 
 def _make_scorer(strategy: Strategy, model: LanguageModel, prompt: Prompt) -> Scorer:
-    layout = Layout(prompt, strategy.shares_prefix)
+    layout = Layout.of(strategy, prompt)
     if not strategy.packs:
         return Padded(model, layout)
     supports_packing(model)
@@ -140,9 +140,8 @@ def _try_out(scorer: Scorer, strategy: Strategy, model: LanguageModel, prompt: P
     tickets = [words[:9], words[3:4], words[2:7]]
     limits = Limits(batch_tickets=len(tickets), shared_tokens=scorer.layout.shared_tokens)
     alone = Reference(model, prompt)
-    drift = 0.0
-    for batch in strategy.planner(scorer.layout.lengths(tickets), limits):
-        drift = max(drift, float(np.abs(scorer.score(batch, tickets) - alone.score(batch, tickets)).max()))
+    batches = strategy.planner(scorer.layout.lengths(tickets), limits)
+    drift = np.max([np.abs(scorer.score(batch, tickets) - alone.score(batch, tickets)).max() for batch in batches])
     tolerance = _LOW_PRECISION_TOLERANCE if model.is_low_precision else _TRIAL_TOLERANCE
     return None if drift <= tolerance else f"log-probabilities are off by {drift:.2g}"
 
@@ -176,13 +175,22 @@ class MemoryGuard:
             if not is_out_of_memory(error):
                 raise
         # Out of the handler, so that the exception no longer keeps the failed batch's tensors alive.
-        self.halvings += 1
         if len(batch.tickets) > 1:
+            log.warning("a batch of %d tickets did not fit in memory; halving it", len(batch.tickets))
+            self.halvings += 1
             self._too_large = min(self._too_large or batch.computed_tokens, batch.computed_tokens)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        log.warning("a batch of %d tickets did not fit in memory; halving it", len(batch.tickets))
         return None
+
+
+def score_plan(scorer: Scorer, strategy: Strategy, limits: Limits, tickets: Sequence[TokenIds]) -> FloatArray:
+    """Log-probabilities of tickets, batched by a strategy: float32, shape (tickets, labels)."""
+    lengths = scorer.layout.lengths(tickets)
+    bounded = Limits(limits.batch_tickets, limits.batch_tokens, scorer.layout.shared_tokens)
+    guard = MemoryGuard(scorer)
+    batches = strategy.planner(lengths, bounded)
+    return restore_order(batches, [guard.score(batch, tickets, lengths) for batch in batches])
 
 
 def is_out_of_memory(error: BaseException) -> bool:

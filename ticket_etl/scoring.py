@@ -1,18 +1,23 @@
 """What every scoring command needs: labels, model, encoder and scorer, made from a configuration."""
 
+from collections.abc import Sequence
+
 import torch
 
 from ticket_etl.cache import LabelCache
+from ticket_etl.certify import Certifier
 from ticket_etl.config import ScoringConfig
+from ticket_etl.errors import UsageError
+from ticket_etl.kernels import BFLOAT16, FLOAT32
 from ticket_etl.labeller import Labeller
 from ticket_etl.labels import LabelSet
-from ticket_etl.language_model import LanguageModel
+from ticket_etl.language_model import FloatArray, LanguageModel
 from ticket_etl.machine import choose_device, set_threads
 from ticket_etl.models import ModelFolder
 from ticket_etl.models.loading import load_model
 from ticket_etl.plan import Limits
-from ticket_etl.prompt import TicketEncoder
-from ticket_etl.scorers import Reference, build_scorer
+from ticket_etl.prompt import TicketEncoder, TokenIds
+from ticket_etl.scorers import Reference, build_scorer, score_plan
 from ticket_etl.strategies import STRATEGIES
 from ticket_etl.tally import Tally
 
@@ -29,24 +34,53 @@ class Scoring:
         self.labels = labels
         self.folder = folder
         self.threads = set_threads()
+        self._config = config
         device = choose_device(config.device)
-        model, tokenizer = load_model(folder, device=device, dtype=choose_dtype(config.dtype))
+        self.dtype = choose_dtype(config.dtype, device)
+        # On a CPU one float32 model does it all: its matrix products can be switched to bfloat16 and back.
+        loaded = torch.float32 if device == "cpu" else self.dtype
+        model, tokenizer = load_model(folder, device=device, dtype=loaded)
         self.encoder = TicketEncoder(
             tokenizer,
             labels,
             max_ticket_tokens=config.max_ticket_tokens,
             context_tokens=getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None),
         )
-        self.model = LanguageModel(model, self.encoder.prompt.labels)
-        self.reference = Reference(self.model, self.encoder.prompt)
-        self.strategy, self.scorer = build_scorer(STRATEGIES[config.strategy], self.model, self.encoder.prompt)
+        prompt = self.encoder.prompt
+        plain = LanguageModel(model, prompt.labels)
+        exact = plain
+        if loaded != torch.float32:
+            exact = LanguageModel(load_model(folder, device=device, dtype=torch.float32)[0], prompt.labels)
+        self.model = plain.at(BFLOAT16 if self.dtype == torch.bfloat16 else FLOAT32)
+        self.reference = Reference(exact, prompt)
         self.limits = Limits(config.batch_tickets, config.max_batch_tokens)
+        self.strategy, self.scorer = build_scorer(STRATEGIES[config.strategy], self.model, prompt)
+        self._exact_strategy, self._exact_scorer = self.strategy, self.scorer
+        if self.model.is_low_precision:
+            self._exact_strategy, self._exact_scorer = build_scorer(self.strategy, exact.at(FLOAT32), prompt)
 
-    def labeller(self, tally: Tally, cache: LabelCache | None) -> Labeller:
+    def certifier(self) -> Certifier | None:
+        """A certifier, where precision is low and certification is wanted."""
+        if not (self._config.certify and self.model.is_low_precision):
+            return None
+
+        def exact(tickets: Sequence[TokenIds]) -> FloatArray:
+            return score_plan(self._exact_scorer, self._exact_strategy, self.limits, tickets)
+
+        return Certifier(exact, self._config.seed)
+
+    def labeller(self, tally: Tally, certifier: Certifier | None, cache: LabelCache | None) -> Labeller:
         """A labeller that counts into `tally` and looks texts up in `cache`."""
-        return Labeller(self.encoder, self.strategy, self.scorer, self.reference, self.limits, tally, cache)
+        parts = (self.encoder, self.strategy, self.scorer, self.reference, self.limits, tally)
+        return Labeller(*parts, certifier=certifier, cache=cache)
 
 
-def choose_dtype(name: str) -> torch.dtype:
-    """`auto` is float32, in which labels are exact."""
+def choose_dtype(name: str, device: str) -> torch.dtype:
+    """`auto` is float32, in which labels are exact.
+
+    Raises:
+        UsageError: float16 on a CPU, which has no fast products in it.
+    """
+    if name == "float16" and device == "cpu":
+        raise UsageError("--dtype float16 needs a GPU; on a CPU use bfloat16 (or auto)")
     return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(name, torch.float32)

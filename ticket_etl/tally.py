@@ -73,14 +73,12 @@ class Tally:
         """Count what every strategy would compute for the same tickets."""
         self.scored += len(tickets)
         self.token_lengths.update(len(ticket) for ticket in tickets)
-        for shares_prefix in (False, True):
-            layout = Layout(prompt, shares_prefix)
+        for name, strategy in STRATEGIES.items():
+            layout = Layout.of(strategy, prompt)
             lengths = layout.lengths(tickets)
             bounded = Limits(limits.batch_tickets, limits.batch_tokens, layout.shared_tokens)
-            for name, strategy in STRATEGIES.items():
-                if strategy.shares_prefix == shares_prefix:
-                    self.plans[name].real += int(lengths.sum())
-                    self.plans[name].computed += computed_tokens(strategy.planner(lengths, bounded))
+            self.plans[name].real += int(lengths.sum())
+            self.plans[name].computed += computed_tokens(strategy.planner(lengths, bounded))
 
     def count_verdicts(self, verdicts: Verdicts) -> None:
         """Count rows as they go to OUT."""

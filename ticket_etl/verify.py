@@ -1,19 +1,20 @@
 """`ticket-etl verify`: a strategy and precision held against the reference, ticket by ticket."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
+from ticket_etl.certify import margins
 from ticket_etl.config import ScoringConfig
 from ticket_etl.errors import EXIT_DISAGREEMENT
 from ticket_etl.language_model import FloatArray
-from ticket_etl.plan import Limits, restore_order
+from ticket_etl.plan import Limits
 from ticket_etl.preflight import check_request
 from ticket_etl.prompt import TokenIds
-from ticket_etl.scorers import MemoryGuard, Reference, Scorer
+from ticket_etl.scorers import Reference, score_plan
 from ticket_etl.scoring import Scoring
-from ticket_etl.strategies import REFERENCE, Strategy
+from ticket_etl.strategies import REFERENCE
 from ticket_etl.workload import read_workload
 
 TIE_MARGIN = 1e-3
@@ -83,14 +84,13 @@ def verify_input(config: ScoringConfig, sample: int | None, on_progress: Callabl
     chosen = workload.sample(encoded, sample, config.seed)
     tickets = [encoded[index].ids for index in chosen]
     scores = score_plan(scoring.scorer, scoring.strategy, scoring.limits, tickets)
-    exact = scoring
-    if config.dtype not in ("auto", "float32"):
-        exact = Scoring(replace(config, dtype="float32", strategy=REFERENCE.name), labels, folder)
-    expected = reference_scores(exact.reference, tickets, on_progress)
+    if (certifier := scoring.certifier()) is not None:
+        scores = certifier.certify(scores, tickets)
+    expected = reference_scores(scoring.reference, tickets, on_progress)
     outcome = compare(scores, expected)
     return Verification(
         strategy=scoring.strategy.name,
-        dtype=str(scoring.model.dtype).removeprefix("torch."),
+        dtype=str(scoring.dtype).removeprefix("torch."),
         tickets=len(tickets),
         of_tickets=len(encoded),
         ties=outcome.ties,
@@ -100,20 +100,11 @@ def verify_input(config: ScoringConfig, sample: int | None, on_progress: Callabl
                 workload.rows[chosen[ticket]],
                 labels.names[int(scores[ticket].argmax())],
                 labels.names[int(expected[ticket].argmax())],
-                _margins(expected)[ticket],
+                float(margins(expected)[ticket]),
             )
             for ticket in np.flatnonzero(~outcome.agrees).tolist()
         ),
     )
-
-
-def score_plan(scorer: Scorer, strategy: Strategy, limits: Limits, tickets: Sequence[TokenIds]) -> FloatArray:
-    """Log-probabilities of tickets, batched by a strategy: float32, shape (tickets, labels)."""
-    lengths = scorer.layout.lengths(tickets)
-    bounded = Limits(limits.batch_tickets, limits.batch_tokens, scorer.layout.shared_tokens)
-    guard = MemoryGuard(scorer)
-    batches = strategy.planner(lengths, bounded)
-    return restore_order(batches, [guard.score(batch, tickets, lengths) for batch in batches])
 
 
 def reference_scores(
@@ -130,11 +121,6 @@ def reference_scores(
 
 def compare(scores: FloatArray, expected: FloatArray) -> Agreement:
     """Hold log-probabilities of shape (tickets, labels) against the reference's."""
-    tied = _margins(expected) <= TIE_MARGIN
+    tied = margins(expected) <= TIE_MARGIN
     same = scores.argmax(axis=1) == expected.argmax(axis=1)
     return Agreement(same | tied, int(tied.sum()), float(np.abs(scores - expected).max()))
-
-
-def _margins(log_probs: FloatArray) -> FloatArray:
-    ranked = np.sort(log_probs, axis=1)
-    return ranked[:, -1] - ranked[:, -2]
