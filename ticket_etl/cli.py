@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,8 @@ from ticket_etl.errors import Interrupted, OutputError, TicketEtlError
 F = TypeVar("F", bound=Callable[..., Any])
 
 log = logging.getLogger("ticket_etl")
+
+_WAY_OUT_SECONDS = 10.0
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -45,7 +48,7 @@ def run_command(arguments: list[str] | None = None) -> int:
         context = getattr(error, "ctx", None)
         hint = f" (see {context.command_path} --help)" if context is not None else ""
         return _fail(f"{error.format_message()}{hint}", 2)
-    except TicketEtlError as error:
+    except (TicketEtlError, Interrupted) as error:
         return _fail(str(error), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return _fail(str(Interrupted(signal.SIGINT)), 128 + signal.SIGINT)
@@ -96,10 +99,15 @@ def _print(text: object) -> None:
 def _signals_interrupt() -> Iterator[None]:
     """Turn termination signals into `Interrupted`, so that every file is left as it should be."""
 
+    raised_at = float("-inf")
+
     def interrupt(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a handler's signature
-        for each in caught:
-            signal.signal(each, signal.SIG_IGN)  # one is enough; the way out must not be interrupted
-        raise Interrupted(signum)
+        nonlocal raised_at
+        # The way out must not be interrupted by an impatient second signal; but should a callback have swallowed the
+        # first, a later one is heard.
+        if time.monotonic() - raised_at > _WAY_OUT_SECONDS:
+            raised_at = time.monotonic()
+            raise Interrupted(signum)
 
     names = ("SIGINT", "SIGTERM", "SIGHUP")
     caught = [getattr(signal, name) for name in names if hasattr(signal, name)]

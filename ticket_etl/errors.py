@@ -5,8 +5,10 @@
     ├── InputError            3  input unreadable or refused
     ├── OutputError           4  output cannot be written
     ├── BusyError             6  another run holds the output
-    ├── ModelError            7  model cannot be loaded
-    └── Interrupted         128+ stopped by a signal (130, 143, 129)
+    └── ModelError            7  model cannot be loaded
+
+    Interrupted             128+ stopped by a signal (130, 143, 129); like KeyboardInterrupt no Exception, so that no
+                                 library that catches those can swallow it
 
 Exit codes 5 (done, but some tickets failed or were quarantined) and 8 (verification found disagreement) are outcomes of
 a run, not errors; they stand in `EXIT_PARTIAL` and `EXIT_DISAGREEMENT`.
@@ -56,7 +58,7 @@ class ModelError(TicketEtlError):
     exit_code = 7
 
 
-class Interrupted(TicketEtlError):  # noqa: N818 - not a fault, a request
+class Interrupted(BaseException):  # noqa: N818 - not a fault, a request
     """A signal asked the run to stop; the journal of finished windows is kept."""
 
     def __init__(self, signum: int) -> None:
