@@ -1,31 +1,27 @@
 """The command line: parses, calls, prints, and turns every error into one line and its exit code.
 
-Heavy imports stand inside the commands, so that `--help` answers at once. A setting comes from its flag, else from the
-environment (`TICKET_ETL_` and the option's name), else from the configuration file, else from its default.
+Heavy imports stand inside the commands, so that `--help` answers at once.
 """
 
+import dataclasses
 import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from ticket_etl import STRATEGIES, __version__
-from ticket_etl.config import DEVICES, DTYPES, JobConfig, ScoringConfig, read_settings
+from ticket_etl.config import JobConfig, ScoringConfig
 from ticket_etl.errors import Interrupted, OutputError, TicketEtlError
-
-F = TypeVar("F", bound=Callable[..., Any])
+from ticket_etl.options import PATH, common_options, option, scoring_options
+from ticket_etl.process import prepare_streams, signals_interrupt
 
 log = logging.getLogger("ticket_etl")
-
-_WAY_OUT_SECONDS = 10.0
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -35,10 +31,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run_command(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code; every error is printed here and nowhere else."""
-    _prepare_streams()
+    prepare_streams()
     try:
         with (
-            _signals_interrupt(),
+            signals_interrupt(),
             cli.make_context("ticket-etl", sys.argv[1:] if arguments is None else arguments) as top,
         ):
             return int(cli.invoke(top) or 0)
@@ -59,190 +55,6 @@ def run_command(arguments: list[str] | None = None) -> int:
     except Exception as error:
         log.debug("traceback", exc_info=True)
         return _fail(f"unexpected {type(error).__name__}: {error} (--verbose shows where)", 1)
-
-
-def _fail(message: str, code: int) -> int:
-    click.echo(f"ticket-etl: error: {' '.join(message.split())}", err=True)
-    return code
-
-
-def _prepare_streams() -> None:
-    """Print UTF-8 whatever the locale (cron's is often plain ASCII), and give closed streams a place to go.
-
-    Without the latter, the next file opened would take the closed stream's number, and be printed into.
-    """
-    for number in (0, 1, 2):
-        try:
-            os.fstat(number)
-        except OSError:
-            # Standard input is opened for writing, so that reading it fails instead of finding nothing.
-            os.open(os.devnull, os.O_WRONLY)
-    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - until the process ends
-    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - until the process ends
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(encoding="utf-8", errors="replace")
-
-
-def _print(text: object) -> None:
-    """Print what was asked for on standard output."""
-    try:
-        click.echo(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise OutputError(f"cannot write standard output: {error.strerror}; nothing else was changed") from error
-
-
-@contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """Turn termination signals into `Interrupted`, so that every file is left as it should be."""
-
-    raised_at = float("-inf")
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a handler's signature
-        nonlocal raised_at
-        # The way out must not be interrupted by an impatient second signal; but should a callback have swallowed the
-        # first, a later one is heard.
-        if time.monotonic() - raised_at > _WAY_OUT_SECONDS:
-            raised_at = time.monotonic()
-            raise Interrupted(signum)
-
-    names = ("SIGINT", "SIGTERM", "SIGHUP")
-    caught = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    # A signal that the parent ignores (nohup) stays ignored.
-    caught = [each for each in caught if signal.getsignal(each) is not signal.SIG_IGN]
-    before = {each: signal.signal(each, interrupt) for each in caught}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-
-# --- options --------------------------------------------------------------------------------------------------------
-
-
-def option(*names: str, **settings: Any) -> Callable[[F], F]:
-    """An option that can also come from `TICKET_ETL_<NAME>`, with its default shown."""
-    variable = "TICKET_ETL_" + names[0].split("/")[0].removeprefix("--").upper().replace("-", "_")
-    defaults: dict[str, Any] = {"envvar": variable, "show_envvar": True, "show_default": True}
-    return click.option(*names, **(defaults | settings))
-
-
-def _use_settings(context: click.Context, _: click.Parameter, path: Path | None) -> None:
-    """Make the configuration file's values the defaults of this command's options."""
-    known = {parameter.name for command in cli.commands.values() for parameter in _all_parameters(command)}
-    settings = read_settings(path, {name for name in known if name})
-    context.default_map = settings | dict(context.default_map or {})
-
-
-def _all_parameters(command: click.Command) -> list[click.Parameter]:
-    nested = command.commands.values() if isinstance(command, click.Group) else ()
-    return [*command.params, *(parameter for inner in nested for parameter in _all_parameters(inner))]
-
-
-def _set_verbosity(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-    if value:
-        log.setLevel(logging.WARNING if parameter.name == "quiet" else logging.DEBUG)
-        context.meta[parameter.name or ""] = True
-
-
-PATH = click.Path(path_type=Path)
-
-
-def common_options(command: F) -> F:
-    """Options of every command."""
-    for decorate in (
-        option(
-            "--verbose", is_flag=True, expose_value=False, callback=_set_verbosity, help="Say more on standard error."
-        ),
-        option("--quiet", is_flag=True, expose_value=False, callback=_set_verbosity, help="Say nothing but warnings."),
-        option(
-            "--config",
-            type=PATH,
-            is_eager=True,
-            expose_value=False,
-            callback=_use_settings,
-            help="Configuration file (TOML).  [default: ticket-etl.toml, if it is there]",
-        ),
-    ):
-        command = decorate(command)
-    return command
-
-
-def scoring_options(command: F) -> F:
-    """Options of the commands that prepare or score tickets."""
-    defaults = ScoringConfig(input="")
-    strategies = click.Choice(list(STRATEGIES))
-    for decorate in (
-        common_options,
-        option("--seed", type=int, default=defaults.seed, help="Seed of every random choice."),
-        option(
-            "--bad-records",
-            type=click.Choice(["stop", "quarantine"]),
-            default=defaults.bad_records,
-            help="What a malformed JSONL line does: stop the run, or go to OUT.rejects.jsonl.",
-        ),
-        option(
-            "--max-ticket-tokens",
-            type=click.IntRange(min=1),
-            default=defaults.max_ticket_tokens,
-            help="Longer tickets are labelled from their head and tail.",
-        ),
-        option(
-            "--window-tickets",
-            type=click.IntRange(min=1),
-            default=defaults.window_tickets,
-            help="Tickets that are sorted and batched together; bounds memory, and work lost when killed.",
-        ),
-        option(
-            "--max-batch-tokens",
-            type=click.IntRange(min=1),
-            default=defaults.max_batch_tokens,
-            help="Tokens a batch holds, for the packed and token-budget strategies.",
-        ),
-        option(
-            "--batch-tickets",
-            type=click.IntRange(min=1),
-            default=defaults.batch_tickets,
-            help="Tickets a batch, for the naive, arrival and bucketed strategies.",
-        ),
-        option(
-            "--strategy",
-            type=strategies,
-            default=defaults.strategy,
-            metavar="NAME",
-            help="How tickets are batched: " + ", ".join(STRATEGIES) + ".",
-        ),
-        option(
-            "--certify/--no-certify",
-            default=defaults.certify,
-            help="Below float32: re-score in float32 every ticket whose label could differ from float32's.",
-        ),
-        option("--dtype", type=click.Choice(DTYPES), default=defaults.dtype, help="Precision; auto is float32."),
-        option("--device", type=click.Choice(DEVICES), default=defaults.device, help="Where the model runs."),
-        option(
-            "--model",
-            metavar="NAME_OR_PATH",
-            help="Name from `ticket-etl model list`, or a folder.  [default: smollm2, or `model pull --make-default`]",
-        ),
-        option(
-            "--text-column",
-            "text_columns",
-            multiple=True,
-            metavar="NAME",
-            help="Column with the text; repeat to join several with a blank line.  [default: text, else body, else"
-            " description, else the only string column]",
-        ),
-        option("--labels", type=PATH, metavar="FILE", help="Label file (TOML).  [default: built-in support labels]"),
-    ):
-        command = decorate(command)
-    return command
-
-
-# --- commands --------------------------------------------------------------------------------------------------------
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -454,11 +266,21 @@ def model_info(name: str | None) -> int:
     """
     from ticket_etl.models import model_info as describe
 
-    _print(describe(name))
+    facts = dataclasses.asdict(describe(name))
+    width = max(map(len, facts))
+    _print("\n".join(f"{key.replace('_', ' '):{width}}  {value}" for key, value in facts.items()))
     return 0
 
 
-# --- printing --------------------------------------------------------------------------------------------------------
+def _print(text: object) -> None:
+    """Print what was asked for on standard output."""
+    try:
+        click.echo(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write standard output: {error.strerror}; nothing else was changed") from error
 
 
 @contextmanager
@@ -483,3 +305,8 @@ def _table(rows: list[tuple[str, ...]]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"ticket-etl: error: {' '.join(message.split())}", err=True)
+    return code

@@ -58,7 +58,7 @@ class ModelError(TicketEtlError):
     exit_code = 7
 
 
-class Interrupted(BaseException):  # noqa: N818 - not a fault, a request
+class Interrupted(BaseException):
     """A signal asked the run to stop; the journal of finished windows is kept."""
 
     def __init__(self, signum: int) -> None:

@@ -1,0 +1,148 @@
+"""The options of the command line, the same words for every command.
+
+A setting comes from its flag, else from the environment (`TICKET_ETL_` and the option's name), else from the
+configuration file, else from its default.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ticket_etl import STRATEGIES
+from ticket_etl.config import DEVICES, DTYPES, ScoringConfig, read_settings
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+log = logging.getLogger("ticket_etl")
+
+
+class ColumnName(click.ParamType):
+    """A column's name, which may hold spaces; in the environment, several stand one a line."""
+
+    name = "column"
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        """Split at line breaks only."""
+        return rv.splitlines()
+
+
+def option(*names: str, **settings: Any) -> Callable[[F], F]:
+    """An option that can also come from `TICKET_ETL_<NAME>`, with its default shown."""
+    variable = "TICKET_ETL_" + names[0].split("/")[0].removeprefix("--").upper().replace("-", "_")
+    defaults: dict[str, Any] = {"envvar": variable, "show_envvar": True, "show_default": True}
+    return click.option(*names, **(defaults | settings))
+
+
+def _use_settings(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+    """Make the configuration file's values the defaults of this command's options."""
+    known = {parameter.name for parameter in _all_parameters(context.find_root().command)}
+    settings = read_settings(path, {name for name in known if name})
+    context.default_map = settings | dict(context.default_map or {})
+
+
+def _all_parameters(command: click.Command) -> list[click.Parameter]:
+    nested = command.commands.values() if isinstance(command, click.Group) else ()
+    return [*command.params, *(parameter for inner in nested for parameter in _all_parameters(inner))]
+
+
+def _set_verbosity(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        log.setLevel(logging.WARNING if parameter.name == "quiet" else logging.DEBUG)
+        context.meta[parameter.name or ""] = True
+
+
+PATH = click.Path(path_type=Path)
+
+
+def common_options(command: F) -> F:
+    """Options of every command."""
+    for decorate in (
+        option(
+            "--verbose", is_flag=True, expose_value=False, callback=_set_verbosity, help="Say more on standard error."
+        ),
+        option("--quiet", is_flag=True, expose_value=False, callback=_set_verbosity, help="Say nothing but warnings."),
+        option(
+            "--config",
+            type=PATH,
+            is_eager=True,
+            expose_value=False,
+            callback=_use_settings,
+            help="Configuration file (TOML).  [default: ticket-etl.toml, if it is there]",
+        ),
+    ):
+        command = decorate(command)
+    return command
+
+
+def scoring_options(command: F) -> F:
+    """Options of the commands that prepare or score tickets."""
+    defaults = ScoringConfig(input="")
+    strategies = click.Choice(list(STRATEGIES))
+    for decorate in (
+        common_options,
+        option("--seed", type=int, default=defaults.seed, help="Seed of every random choice."),
+        option(
+            "--bad-records",
+            type=click.Choice(["stop", "quarantine"]),
+            default=defaults.bad_records,
+            help="What a malformed JSONL line does: stop the run, or go to OUT.rejects.jsonl.",
+        ),
+        option(
+            "--max-ticket-tokens",
+            type=click.IntRange(min=1),
+            default=defaults.max_ticket_tokens,
+            help="Longer tickets are labelled from their head and tail.",
+        ),
+        option(
+            "--window-tickets",
+            type=click.IntRange(min=1),
+            default=defaults.window_tickets,
+            help="Tickets that are sorted and batched together; bounds memory, and work lost when killed.",
+        ),
+        option(
+            "--max-batch-tokens",
+            type=click.IntRange(min=1),
+            default=defaults.max_batch_tokens,
+            help="Tokens a batch holds, for the packed and token-budget strategies.",
+        ),
+        option(
+            "--batch-tickets",
+            type=click.IntRange(min=1),
+            default=defaults.batch_tickets,
+            help="Tickets a batch, for the naive, arrival and bucketed strategies.",
+        ),
+        option(
+            "--strategy",
+            type=strategies,
+            default=defaults.strategy,
+            metavar="NAME",
+            help="How tickets are batched: " + ", ".join(STRATEGIES) + ".",
+        ),
+        option(
+            "--certify/--no-certify",
+            default=defaults.certify,
+            help="Below float32: re-score in float32 every ticket whose label could differ from float32's.",
+        ),
+        option("--dtype", type=click.Choice(DTYPES), default=defaults.dtype, help="Precision; auto is float32."),
+        option("--device", type=click.Choice(DEVICES), default=defaults.device, help="Where the model runs."),
+        option(
+            "--model",
+            metavar="NAME_OR_PATH",
+            help="Name from `ticket-etl model list`, or a folder.  [default: smollm2, or `model pull --make-default`]",
+        ),
+        option(
+            "--text-column",
+            "text_columns",
+            multiple=True,
+            type=ColumnName(),
+            metavar="NAME",
+            help="Column with the text; repeat to join several with a blank line.  [default: text, else body, else"
+            " description, else the only string column]",
+        ),
+        option("--labels", type=PATH, metavar="FILE", help="Label file (TOML).  [default: built-in support labels]"),
+    ):
+        command = decorate(command)
+    return command

@@ -1,0 +1,57 @@
+"""What a process owes its surroundings: streams that are there and speak UTF-8, and a good end on a signal."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from ticket_etl.errors import Interrupted
+
+_WAY_OUT_SECONDS = 10.0
+
+
+def prepare_streams() -> None:
+    """Print UTF-8 whatever the locale (cron's is often plain ASCII), and give closed streams a place to go.
+
+    Without the latter, the next file opened would take the closed stream's number, and be printed into.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            # Standard input is opened for writing, so that reading it fails instead of finding nothing.
+            os.open(os.devnull, os.O_WRONLY)
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - until the process ends
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - until the process ends
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors="replace")
+
+
+@contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """Turn termination signals into `Interrupted`, so that every file is left as it should be."""
+
+    raised_at = float("-inf")
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a handler's signature
+        nonlocal raised_at
+        # The way out must not be interrupted by an impatient second signal; but should a callback have swallowed the
+        # first, a later one is heard.
+        if time.monotonic() - raised_at > _WAY_OUT_SECONDS:
+            raised_at = time.monotonic()
+            raise Interrupted(signum)
+
+    names = ("SIGINT", "SIGTERM", "SIGHUP")
+    caught = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    # A signal that the parent ignores (nohup) stays ignored.
+    caught = [each for each in caught if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {each: signal.signal(each, interrupt) for each in caught}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
