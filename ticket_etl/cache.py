@@ -26,7 +26,7 @@ MAX_ENTRIES = 5_000_000
 _APPLICATION_ID = 0x7469636B  # "tick": tells our files from other SQLite databases
 _KEYS_PER_QUERY = 500
 _BUSY_SECONDS = 30.0
-_FINGERPRINT_PARTS = ("labels", "prompt", "model", "dtype", "max ticket tokens", "version")
+_FINGERPRINT_PARTS = ("labels", "prompt", "model", "dtype", "certification", "max ticket tokens", "version")
 
 
 @dataclass(frozen=True)

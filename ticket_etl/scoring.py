@@ -52,6 +52,7 @@ class Scoring:
         if loaded != torch.float32:
             exact = LanguageModel(load_model(folder, device=device, dtype=torch.float32)[0], prompt.labels)
         self.model = plain.at(BFLOAT16 if self.dtype == torch.bfloat16 else FLOAT32)
+        self.reference_model = exact
         self.reference = Reference(exact, prompt)
         self.limits = Limits(config.batch_tickets, config.max_batch_tokens)
         self.strategy, self.scorer = build_scorer(STRATEGIES[config.strategy], self.model, prompt)

@@ -1,0 +1,114 @@
+"""Packed matrix products: exact where they claim to be, and absent where they are wrong or missing."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.tiny import LAYOUTS, tiny_model, tiny_tokenizer
+from ticket_etl import kernels
+from ticket_etl.kernels import BFLOAT16, FLOAT32, PLAIN, PackedGatedMlp, PackedLinear, Switch, install_kernels
+from ticket_etl.labels import Label, LabelSet
+from ticket_etl.language_model import LanguageModel
+from ticket_etl.plan import Limits
+from ticket_etl.prompt import build_prompt
+from ticket_etl.scorers import Reference, build_scorer, score_plan
+from ticket_etl.strategies import REFERENCE, STRATEGIES
+
+
+class Mlp(nn.Module):
+    """A gated MLP, as decoders have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(24, 40, bias=False)
+        self.up_proj = nn.Linear(24, 40, bias=False)
+        self.down_proj = nn.Linear(40, 24, bias=False)
+        self.act_fn = nn.SiLU()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(tokens)) * self.up_proj(tokens))
+
+
+class Block(nn.Module):
+    """A gated MLP, a linear layer with a bias, and an output matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.mlp = Mlp()
+        self.out = nn.Linear(24, 16)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.out(self.mlp(tokens)))
+
+
+@pytest.fixture
+def block() -> Block:
+    return Block().requires_grad_(False)
+
+
+def test_layers_are_replaced_but_for_the_head(block: Block) -> None:
+    switch = install_kernels(block, block.head)
+    assert switch.available == (FLOAT32, BFLOAT16)
+    assert isinstance(block.mlp, PackedGatedMlp)
+    assert isinstance(block.out, PackedLinear)
+    assert type(block.head) is nn.Linear
+
+
+def test_precisions_agree_with_the_plain_layers(block: Block) -> None:
+    """float32 to rounding, bfloat16 to its eight bits; and without a precision, to the last bit."""
+    tokens = torch.randn(2, 7, 24)
+    expected = block(tokens)
+    switch = install_kernels(block, block.head)
+    assert torch.equal(block(tokens), expected)
+    for precision, tolerance in ((FLOAT32, 1e-5), (BFLOAT16, 3e-2)):
+        with switch.using(precision):
+            result = block(tokens)
+        assert result.dtype == torch.float32
+        assert torch.allclose(result, expected, atol=tolerance)
+    assert switch.precision == PLAIN
+
+
+def test_operators_that_are_missing_leave_the_model_as_it_was(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*arguments: object) -> torch.Tensor:
+        raise AttributeError("no such operator")
+
+    monkeypatch.setattr(kernels, "_pack", missing)
+    assert install_kernels(block, block.head).available == ()
+    assert type(block.out) is nn.Linear
+
+
+def test_operators_that_are_wrong_are_not_used(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = kernels._pack
+    monkeypatch.setattr(kernels, "_pack", lambda weight, dtype: honest(weight * 1.01, dtype))
+    assert FLOAT32 not in install_kernels(block, block.head).available
+
+
+def test_fusion_that_is_wrong_is_not_used(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The MLP then runs layer by layer."""
+    honest = PackedLinear.product_times
+    monkeypatch.setattr(PackedLinear, "product_times", lambda *arguments: honest(*arguments) * 1.5)
+    install_kernels(block, block.head)
+    assert not isinstance(block.mlp, PackedGatedMlp)
+    assert isinstance(block.mlp.gate_proj, PackedLinear)
+
+
+def test_precision_that_is_not_available_means_plain() -> None:
+    switch = Switch(available=(FLOAT32,))
+    with switch.using(BFLOAT16):
+        assert switch.precision == PLAIN
+
+
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+def test_packed_float32_gives_the_reference_scores(layout: str) -> None:
+    """On every layout, whichever of its layers could be packed; the reference itself runs on the plain layers."""
+    tokenizer = tiny_tokenizer()
+    prompt = build_prompt(tokenizer, LabelSet((Label("billing a"), Label("billing b"), Label("bug"))))
+    plain = LanguageModel(tiny_model(layout, tokenizer), prompt.labels)
+    random = np.random.default_rng(0)
+    tickets = [random.integers(5, 300, size).astype(np.int32) for size in (3, 40, 11, 1)]
+    expected = score_plan(Reference(plain, prompt), REFERENCE, Limits(), tickets)
+    strategy, scorer = build_scorer(STRATEGIES["packed+prefix"], plain.at(FLOAT32), prompt)
+    assert np.abs(score_plan(scorer, strategy, Limits(), tickets) - expected).max() <= 1e-4
