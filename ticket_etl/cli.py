@@ -181,7 +181,7 @@ def bench(context: click.Context, **settings: Any) -> int:
     with _progress(context) as on_progress:
         table = bench_input(ScoringConfig(**settings), sample, repeats, only or tuple(STRATEGIES), on_progress)
     if json_path is not None:
-        from ticket_etl.tickets import replace_atomically
+        from ticket_etl.atomic import replace_atomically
 
         with replace_atomically(json_path) as file:
             file.write(table.to_json().encode())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ticket_etl import __version__, report
+from ticket_etl.atomic import replace_atomically
 from ticket_etl.cache import open_cache
 from ticket_etl.config import JobConfig
 from ticket_etl.journal import Journal, fingerprint_text, open_journal
@@ -19,7 +20,7 @@ from ticket_etl.machine import peak_memory_bytes, versions
 from ticket_etl.preflight import check_paths, check_request
 from ticket_etl.report import RunReport
 from ticket_etl.tally import Tally
-from ticket_etl.tickets import Tickets, check_output, open_tickets, replace_atomically, write_labelled
+from ticket_etl.tickets import Tickets, check_output, open_tickets, write_labelled
 from ticket_etl.verdicts import output_batch, output_schema
 from ticket_etl.windows import one_ahead, windows
 

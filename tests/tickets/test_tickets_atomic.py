@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from tickets_helpers import ROOT, assert_one_line, files_in, run_limited
 
+from ticket_etl import atomic
+from ticket_etl.atomic import replace_atomically
 from ticket_etl.errors import InputError, OutputError
-from ticket_etl.tickets import atomic, replace_atomically
 
 OLD = b"what was there before"
 
@@ -92,7 +93,7 @@ def test_a_full_disk_keeps_the_old_file(out):
 import sys, resource
 from pathlib import Path
 from ticket_etl.errors import OutputError
-from ticket_etl.tickets import replace_atomically
+from ticket_etl.atomic import replace_atomically
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
     with replace_atomically(Path(sys.argv[1])) as file:
@@ -158,7 +159,7 @@ def test_the_temporary_file_of_a_killed_run_is_removed_by_the_next_but_not_that_
     code = """
 import sys, time
 from pathlib import Path
-from ticket_etl.tickets import replace_atomically
+from ticket_etl.atomic import replace_atomically
 with replace_atomically(Path(sys.argv[1])) as file:
     file.write(b"half")
     print("ready", flush=True)

@@ -1,14 +1,12 @@
 """The user's own configuration file, as far as models go: which one is the default. This is its only writer."""
 
-import contextlib
 import json
-import os
 import re
-import secrets
 import tomllib
 from pathlib import Path
 
-from ticket_etl.errors import UsageError
+from ticket_etl.atomic import replace_atomically
+from ticket_etl.errors import OutputError, UsageError
 from ticket_etl.models import places
 from ticket_etl.models.embedded import NAME as EMBEDDED
 
@@ -29,20 +27,12 @@ def set_default_model(name: str) -> Path:
     changed = _with_model(text, name)
     if _parse_quietly(changed) != _parse(text) | {"model": name}:
         raise UsageError(f'cannot change the model in {path} and keep the rest; write model = "{name}" there yourself')
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8", newline="") as stream:
-            stream.write(changed)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if path.exists():
-            temporary.chmod(path.stat().st_mode & 0o777)
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise UsageError(f"cannot write {path}: {error.strerror}; set TICKET_ETL_CONFIG_HOME elsewhere") from None
+        with replace_atomically(path) as stream:
+            stream.write(changed.encode())
+    except (OSError, OutputError) as error:
+        raise UsageError(f"cannot write {path} ({error}); set TICKET_ETL_CONFIG_HOME elsewhere") from None
     return path
 
 

@@ -17,8 +17,8 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
+from ticket_etl.atomic import replace_atomically
 from ticket_etl.errors import InputError, OutputError, UsageError
-from ticket_etl.tickets.atomic import replace_atomically
 from ticket_etl.tickets.base import TEXT_NAMES, Tickets, bounded, join_texts, resolve_text_columns
 from ticket_etl.tickets.files import JSONL, Part, content_hash
 from ticket_etl.tickets.jsonl_lines import line_blocks

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from ticket_etl.atomic import replace_atomically
 from ticket_etl.errors import OutputError, UsageError
-from ticket_etl.tickets.atomic import replace_atomically
 from ticket_etl.tickets.base import Tickets
 from ticket_etl.tickets.files import PARQUET, SUFFIXES, format_of, one_line
 from ticket_etl.tickets.jsonl import JsonlTickets
