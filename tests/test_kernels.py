@@ -71,6 +71,20 @@ def test_precisions_agree_with_the_plain_layers(block: Block) -> None:
     assert switch.precision == PLAIN
 
 
+def test_last_mlp_computes_only_what_is_read(block: Block) -> None:
+    """Positions that nobody reads come out as zeros, the others as ever."""
+    tokens = torch.randn(2, 7, 24)
+    expected = block.mlp(tokens).reshape(14, 24)
+    switch = install_kernels(block, block.head)
+    reads = torch.tensor([3, 13])
+    with switch.using(FLOAT32, reads):
+        result = block.mlp(tokens).reshape(14, 24)
+    assert torch.allclose(result[reads], expected[reads], atol=1e-5)
+    assert result.count_nonzero() == 2 * 24
+    with switch.using(PLAIN, reads):
+        assert torch.equal(block.mlp(tokens).reshape(14, 24), expected)
+
+
 def test_operators_that_are_missing_leave_the_model_as_it_was(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*arguments: object) -> torch.Tensor:
         raise AttributeError("no such operator")

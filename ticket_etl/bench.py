@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
-import torch
 
 from ticket_etl.config import ScoringConfig
 from ticket_etl.errors import EXIT_DISAGREEMENT
-from ticket_etl.language_model import LanguageModel
+from ticket_etl.machine import matrix_rate
 from ticket_etl.plan import Limits, computed_tokens, padding_fraction
 from ticket_etl.preflight import check_request
 from ticket_etl.prompt import TokenIds
@@ -27,7 +26,6 @@ from ticket_etl.verify import compare, reference_scores
 from ticket_etl.workload import read_workload
 
 _WARM_UP_TICKETS = 8
-_RATE_TOKENS, _RATE_REPEATS = 1024, 7
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ def bench_input(
     expected = reference_scores(scoring.reference, tickets)
     on_progress(steps, steps)
     lengths = np.array([len(ticket) for ticket in tickets])
-    rate = matrix_rate(model)
+    rate = machine_rate(scoring)
     needed = (
         2.0
         * model.parameters_per_token()
@@ -185,20 +183,12 @@ def _row(
     )
 
 
-@torch.inference_mode()
-def matrix_rate(model: LanguageModel) -> float:
-    """Floating-point operations per second of this machine at the model's own matrix shapes and precision."""
+def machine_rate(scoring: Scoring) -> float:
+    """Operations per second of this machine, over the model's own matrices in their numbers and precision."""
     operations = seconds = 0.0
-    for (rows, columns), count in model.matrix_shapes().items():
-        tokens = torch.randn(_RATE_TOKENS, columns, device=model.device).to(model.dtype)
-        weight = torch.randn(rows, columns, device=model.device).to(model.dtype)
-        times = []
-        for _ in range(_RATE_REPEATS):
-            start = time.monotonic()
-            torch.nn.functional.linear(tokens, weight)
-            if model.device.type == "cuda":
-                torch.cuda.synchronize()
-            times.append(time.monotonic() - start)
-        seconds += count * statistics.median(times)
-        operations += count * 2.0 * _RATE_TOKENS * rows * columns
+    device, dtype = scoring.model.device.type, str(scoring.dtype).removeprefix("torch.")
+    for (outputs, inputs), count in scoring.model.matrix_shapes().items():
+        work = count * 2.0 * outputs * inputs
+        operations += work
+        seconds += work / matrix_rate(outputs, inputs, dtype=dtype, device=device)
     return operations / seconds

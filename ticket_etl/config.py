@@ -12,7 +12,9 @@ from ticket_etl.errors import UsageError
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DEFAULT_STRATEGY = "packed+prefix"
-DEFAULT_BATCH_TOKENS = 2048
+AUTO_BATCH_TOKENS = {"cpu": 2048}
+AUTO_BATCH_TOKENS_ELSEWHERE = 32_768
+"""Tokens a batch by device, where none are asked for: a CPU is busy with few, and keeps them in its caches."""
 PROJECT_FILE = Path("ticket-etl.toml")
 
 
@@ -21,7 +23,7 @@ class ScoringConfig:
     """Everything that decides a label: shared by all commands that score.
 
     max_batch_tokens bounds what a batch holds in memory: padded rows with their copies of the prefix, or one packed
-    row.
+    row. None is for the device to decide.
     """
 
     input: str
@@ -32,7 +34,7 @@ class ScoringConfig:
     dtype: str = "auto"
     strategy: str = DEFAULT_STRATEGY
     batch_tickets: int = 32
-    max_batch_tokens: int = DEFAULT_BATCH_TOKENS
+    max_batch_tokens: int | None = None
     window_tickets: int = 2048
     max_ticket_tokens: int = 2048
     certify: bool = True

@@ -36,15 +36,18 @@ class Switch:
 
     precision: str = PLAIN
     available: tuple[str, ...] = ()
+    reads: torch.Tensor | None = None
+    """The positions whose output is wanted, as indices into the flattened rows; None for all."""
 
     @contextmanager
-    def using(self, precision: str) -> Iterator[None]:
+    def using(self, precision: str, reads: torch.Tensor | None = None) -> Iterator[None]:
         """Use a precision within the block; one that is not available means the plain layers."""
-        before, self.precision = self.precision, precision if precision in self.available else PLAIN
+        before = self.precision, self.reads
+        self.precision, self.reads = precision if precision in self.available else PLAIN, reads
         try:
             yield
         finally:
-            self.precision = before
+            self.precision, self.reads = before
 
 
 class PackedLinear(nn.Module):
@@ -84,13 +87,23 @@ class PackedGatedMlp(nn.Module):
     def __init__(self, plain: nn.Module, switch: Switch) -> None:
         super().__init__()
         self.plain = plain
+        self.is_last = False
         self._switch = switch
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """(..., hidden size) -> (..., hidden size), in the dtype of `tokens`."""
-        precision = self._switch.precision
+        """(..., hidden size) -> (..., hidden size), in the dtype of `tokens`.
+
+        In the last layer only the positions that are read are computed: no token looks at another any more.
+        """
+        precision, reads = self._switch.precision, self._switch.reads
         if precision == PLAIN:
             return self.plain(tokens)
+        if not self.is_last or reads is None:
+            return self._product(tokens, precision)
+        flat = tokens.reshape(-1, tokens.shape[-1])
+        return torch.zeros_like(flat).index_copy_(0, reads, self._product(flat[reads], precision)).view_as(tokens)
+
+    def _product(self, tokens: torch.Tensor, precision: str) -> torch.Tensor:
         gate, up, down = (getattr(self.plain, name) for name in _GATED_MLP)
         inputs = tokens.to(_DTYPES[precision])
         gated = up.product_times(inputs, gate.product(inputs, precision, then="swish"), precision)
@@ -114,11 +127,15 @@ def install_kernels(model: nn.Module, head: nn.Module) -> Switch:
     if switch.available:
         for parent, name, layer in layers:
             setattr(parent, name, PackedLinear(layer, switch, switch.available))
+        last: PackedGatedMlp | None = None
         for parent, name, mlp in list(_gated_mlps(model)):
             fused = PackedGatedMlp(mlp, switch)
             features = getattr(mlp, _GATED_MLP[0]).plain.in_features
             if all(_is_close(fused, features, switch, precision) for precision in switch.available):
                 setattr(parent, name, fused)
+                last = fused
+        if last is not None:
+            last.is_last = True
     return switch
 
 

@@ -208,7 +208,7 @@ class LanguageModel:
         return mask.masked_fill_(~allowed, torch.finfo(self.dtype).min)
 
     def _run(self, **arguments: Any) -> Any:
-        with self._switch.using(self.precision):
+        with self._switch.using(self.precision, self._head.reads):
             return self._model(**arguments)
 
     @staticmethod

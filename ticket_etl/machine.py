@@ -4,10 +4,13 @@ import contextlib
 import os
 import platform
 import resource
+import statistics
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 
+_RATE_REPEATS = 9
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -50,6 +53,23 @@ def choose_device(name: str) -> str:
     if not available[name]:
         raise UsageError(f"--device {name} is not available on this machine; use --device cpu or auto")
     return name
+
+
+def matrix_rate(outputs: int, inputs: int, *, tokens: int = 1024, dtype: str = "float32", device: str = "cpu") -> float:
+    """Floating-point operations per second of a product with a weight matrix of this shape: a median of a few."""
+    import torch
+
+    left = torch.randn(tokens, inputs, device=device).to(getattr(torch, dtype))
+    right = torch.randn(outputs, inputs, device=device).to(getattr(torch, dtype))
+    seconds = []
+    with torch.inference_mode():
+        for _ in range(_RATE_REPEATS):
+            start = time.monotonic()
+            torch.nn.functional.linear(left, right)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            seconds.append(time.monotonic() - start)
+    return 2.0 * tokens * outputs * inputs / statistics.median(seconds)
 
 
 def peak_memory_bytes() -> int:

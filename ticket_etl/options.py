@@ -29,6 +29,16 @@ class ColumnName(click.ParamType):
         return rv.splitlines()
 
 
+class TokenCount(click.ParamType):
+    """A number of tokens from 1 up, or `auto`, which becomes None."""
+
+    name = "n|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        """`auto` is for the device to decide."""
+        return None if value == "auto" else click.IntRange(min=1).convert(value, param, ctx)
+
+
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
     """An option that can also come from `TICKET_ETL_<NAME>`, with its default shown."""
     variable = "TICKET_ETL_" + names[0].split("/")[0].removeprefix("--").upper().replace("-", "_")
@@ -104,8 +114,8 @@ def scoring_options(command: F) -> F:
         ),
         option(
             "--max-batch-tokens",
-            type=click.IntRange(min=1),
-            default=defaults.max_batch_tokens,
+            type=TokenCount(),
+            default="auto",
             help="Tokens a batch holds, for the packed and token-budget strategies.",
         ),
         option(

@@ -142,7 +142,9 @@ def job_fingerprint(config: JobConfig, tickets: Tickets, scoring: "Scoring") -> 
         "device": str(scoring.model.device),
         "strategy": scoring.strategy.name,
         "certification": str(config.certify),
-        "batch limits": fingerprint_text([config.batch_tickets, config.max_batch_tokens, config.window_tickets]),
+        "batch limits": fingerprint_text(
+            [scoring.limits.batch_tickets, scoring.limits.batch_tokens, config.window_tickets]
+        ),
         "max ticket tokens": str(scoring.encoder.max_ticket_tokens),
         "version": __version__,
     }
@@ -199,7 +201,8 @@ def make_report(
             "peak_memory_bytes": peak_memory_bytes(),
             "versions": versions(),
         },
-        settings={key: _plain(value) for key, value in settings.items()} | {"strategy": scoring.strategy.name},
+        settings={key: _plain(value) for key, value in settings.items()}
+        | {"strategy": scoring.strategy.name, "max_batch_tokens": scoring.limits.batch_tokens},
         fingerprint=fingerprint,
     )
 

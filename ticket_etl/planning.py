@@ -6,11 +6,13 @@ import polars as pl
 
 from ticket_etl.config import ScoringConfig
 from ticket_etl.labels import load_labels
-from ticket_etl.models import default_model, find_model, model_info
-from ticket_etl.models.loading import load_tokenizer
-from ticket_etl.plan import Limits, padding_fraction
+from ticket_etl.machine import choose_device, matrix_rate, set_threads
+from ticket_etl.models import ModelFolder, default_model, find_model, model_info
+from ticket_etl.models.loading import load_shape, load_tokenizer
+from ticket_etl.plan import padding_fraction
 from ticket_etl.preflight import check_request
 from ticket_etl.prompt import TicketEncoder, build_prompt
+from ticket_etl.scoring import batch_limits
 from ticket_etl.tally import Tally, quantile
 from ticket_etl.workload import read_workload
 
@@ -18,19 +20,21 @@ from ticket_etl.workload import read_workload
 def plan_input(config: ScoringConfig) -> str:
     """Lengths, duplicates, and every strategy's computed tokens and padding, window by window as the job would."""
     labels, folder = check_request(config)
+    info = model_info(config.model or default_model())
     encoder = TicketEncoder(
         load_tokenizer(folder),
         labels,
         max_ticket_tokens=config.max_ticket_tokens,
-        context_tokens=model_info(config.model or default_model()).context_length,
+        context_tokens=info.context_length,
     )
     workload = read_workload(config)
     encoded = workload.encode(encoder)
-    limits = Limits(config.batch_tickets, config.max_batch_tokens)
+    limits = batch_limits(config, choose_device(config.device))
     tally = Tally(labels=len(labels.names))
     for start in range(0, len(encoded), config.window_tickets):
         tickets = [ticket.ids for ticket in encoded[start : start + config.window_tickets]]
         tally.count_alternatives(tickets, encoder.prompt, limits)
+    seconds_per_token = least_seconds_per_token(folder, info.parameters)
     lengths = tally.token_lengths
     truncated = sum(ticket.truncated for ticket in encoded)
     table = pl.DataFrame(
@@ -38,6 +42,7 @@ def plan_input(config: ScoringConfig) -> str:
             "strategy": list(tally.plans),
             "real tokens": [count.real for count in tally.plans.values()],
             "computed tokens": [count.computed for count in tally.plans.values()],
+            "least seconds": [round(count.computed * seconds_per_token, 1) for count in tally.plans.values()],
             "padding %": [round(100 * padding_fraction(c.real, c.computed), 1) for c in tally.plans.values()],
         }
     )
@@ -49,6 +54,17 @@ def plan_input(config: ScoringConfig) -> str:
         f"model       {folder.name} ({folder.revision[:12]}), tokenizer only",
     ]
     return "\n".join([*head, _show(table)])
+
+
+def least_seconds_per_token(folder: ModelFolder, parameters: int) -> float:
+    """What this machine's CPU needs for the matrix products of one token, if it did nothing else, in float32.
+
+    Two operations for each parameter besides the embeddings, at the rate of the model's largest matrix.
+    """
+    shape = load_shape(folder)
+    embeddings = shape.vocabulary * shape.hidden * (1 if shape.ties_embeddings else 2)
+    set_threads()
+    return 2.0 * (parameters - embeddings) / matrix_rate(shape.intermediate, shape.hidden)
 
 
 def describe_labels(path: Path, model: str | None) -> str:

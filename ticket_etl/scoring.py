@@ -6,7 +6,7 @@ import torch
 
 from ticket_etl.cache import LabelCache
 from ticket_etl.certify import Certifier
-from ticket_etl.config import ScoringConfig
+from ticket_etl.config import AUTO_BATCH_TOKENS, AUTO_BATCH_TOKENS_ELSEWHERE, ScoringConfig
 from ticket_etl.errors import UsageError
 from ticket_etl.kernels import BFLOAT16, FLOAT32
 from ticket_etl.labeller import Labeller
@@ -54,7 +54,7 @@ class Scoring:
         self.model = plain.at(BFLOAT16 if self.dtype == torch.bfloat16 else FLOAT32)
         self.reference_model = exact
         self.reference = Reference(exact, prompt)
-        self.limits = Limits(config.batch_tickets, config.max_batch_tokens)
+        self.limits = batch_limits(config, device)
         self.strategy, self.scorer = build_scorer(STRATEGIES[config.strategy], self.model, prompt)
         self._exact_strategy, self._exact_scorer = self.strategy, self.scorer
         if self.model.is_low_precision:
@@ -74,6 +74,12 @@ class Scoring:
         """A labeller that counts into `tally` and looks texts up in `cache`."""
         parts = (self.encoder, self.strategy, self.scorer, self.reference, self.limits, tally)
         return Labeller(*parts, certifier=certifier, cache=cache)
+
+
+def batch_limits(config: ScoringConfig, device: str) -> Limits:
+    """The limits that were asked for, or those that suit the device."""
+    suits = AUTO_BATCH_TOKENS.get(device, AUTO_BATCH_TOKENS_ELSEWHERE)
+    return Limits(config.batch_tickets, config.max_batch_tokens or suits)
 
 
 def choose_dtype(name: str, device: str) -> torch.dtype:

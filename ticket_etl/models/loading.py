@@ -4,6 +4,7 @@ Not imported by the package itself, because it imports torch and transformers.
 """
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -52,6 +53,25 @@ def load_tokenizer(folder: ModelFolder) -> PreTrainedTokenizerBase:
     if not tokenizer.is_fast or not len(tokenizer):
         raise ModelError(f"{folder.name} has no fast tokenizer (tokenizer.json) in {folder.path}; use another model")
     return tokenizer
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a decoder, from its configuration."""
+
+    vocabulary: int
+    hidden: int
+    intermediate: int
+    ties_embeddings: bool
+
+
+def load_shape(folder: ModelFolder) -> ModelShape:
+    """Return a model's sizes without reading any weights."""
+    with quiet_libraries(offline=True):
+        whole = AutoConfig.from_pretrained(str(folder.path), local_files_only=True, trust_remote_code=False)
+    config = whole.get_text_config(decoder=True)
+    inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * config.hidden_size
+    return ModelShape(config.vocab_size, config.hidden_size, inner, bool(whole.tie_word_embeddings))
 
 
 def _load_weights(folder: ModelFolder, dtype: torch.dtype) -> PreTrainedModel:
