@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections import Counter
 from fractions import Fraction
 from itertools import pairwise
@@ -16,6 +17,7 @@ from ticket_etl.collate import Layout
 from ticket_etl.plan import Limits
 from ticket_etl.prompt import Prompt
 from ticket_etl.report import RunReport
+from ticket_etl.report_html import render_page
 from ticket_etl.strategies import STRATEGIES
 from ticket_etl.tally import Tally, quantile
 from ticket_etl.trie import build_trie
@@ -266,3 +268,16 @@ def test_quantile_is_the_smallest_length_that_covers_the_share(lengths: list[int
 
 def test_quantile_of_nothing_is_zero() -> None:
     assert quantile(Counter(), 0.5) == 0
+
+
+def test_page_is_self_contained_and_escapes() -> None:
+    """No script, nothing to load, and a label with markup in its name stays text."""
+    some_report = dataclasses.replace(
+        report_of(tally_of([verdict_of(OK)], (5, 9))), labels={"<b>bold</b> $x$": 3, "bug": 1}
+    )
+    page = render_page(some_report)
+    assert page.count("<svg") == 4
+    assert "<script" not in page
+    assert "<b>bold" not in page
+    assert not re.search(r'(src|href)="(?!#)', page.replace("xmlns:xlink", ""))
+    assert page == render_page(some_report)

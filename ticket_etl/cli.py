@@ -86,7 +86,12 @@ def cli() -> None:
     envvar="TICKET_ETL_CACHE_FILE",
     help="Keep labels by text in this file (SQLite), so that the next run scores only new texts.",
 )
-@option("--report", type=PATH, metavar="FILE", help="Where the JSON report goes.  [default: OUT.report.json]")
+@option(
+    "--report",
+    type=PATH,
+    metavar="FILE",
+    help="Where the report goes, as JSON or as a page (.html).  [default: OUT.report.json]",
+)
 @scoring_options
 @click.pass_context
 def classify(context: click.Context, **settings: Any) -> int:
@@ -104,7 +109,8 @@ def classify(context: click.Context, **settings: Any) -> int:
     with _progress(context) as on_progress:
         report = run(config, on_progress)
     if not context.meta.get("quiet"):
-        click.echo(f"{report}\nwrote       {config.output} and {config.report_path}", err=True)
+        written = [config.output, config.report_path, *([config.page_path] if config.page_path else [])]
+        click.echo(f"{report}\nwrote       {', '.join(map(str, written))}", err=True)
     return report.exit_code
 
 

@@ -55,8 +55,15 @@ class JobConfig(ScoringConfig):
 
     @property
     def report_path(self) -> Path:
-        """Where the report goes: `--report`, else OUT.report.json."""
-        return self.report or self.output.with_name(self.output.name + ".report.json")
+        """Where the JSON report goes: `--report`, unless that is a page, else OUT.report.json."""
+        if self.report is not None and not self.page_path:
+            return self.report
+        return self.output.with_name(self.output.name + ".report.json")
+
+    @property
+    def page_path(self) -> Path | None:
+        """Where the report goes as a page, if `--report` names one."""
+        return self.report if self.report is not None and self.report.suffix.lower() in (".html", ".htm") else None
 
     @property
     def rejects_path(self) -> Path:

@@ -87,6 +87,11 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
         outcome = make_report(config, tickets, scoring, tally, fingerprint, certification, started, seconds)
         with replace_atomically(config.report_path) as file:
             file.write(outcome.to_json().encode())
+        if config.page_path is not None:
+            from ticket_etl.report_html import render_page  # draws with matplotlib, which takes a second to load
+
+            with replace_atomically(config.page_path) as file:
+                file.write(render_page(outcome).encode())
     return outcome
 
 

@@ -3,6 +3,7 @@
 import os
 import stat
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 from ticket_etl.config import JobConfig, ScoringConfig
@@ -36,9 +37,13 @@ def check_paths(config: JobConfig) -> None:
     written = {
         "OUT": config.output,
         "its journal": journal_path(config.output),
-        "--report": config.report_path,
+        "the report": config.report_path,
         "the rejects file": config.rejects_path,
     }
+    if config.page_path is not None:
+        if find_spec("matplotlib") is None:
+            raise UsageError("a report as a page needs matplotlib: pip install 'ticket-etl[report]', or name a .json")
+        written["the report's page"] = config.page_path
     read = {} if config.input == "-" else {"IN": Path(config.input)}
     if config.labels is not None:
         read["--labels"] = config.labels
