@@ -5,7 +5,6 @@ Heavy imports stand inside the commands, so that `--help` answers at once.
 
 import dataclasses
 import logging
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -19,14 +18,16 @@ from ticket_etl import STRATEGIES, __version__
 from ticket_etl.config import JobConfig, ScoringConfig
 from ticket_etl.errors import Interrupted, OutputError, TicketEtlError
 from ticket_etl.options import PATH, common_options, option, scoring_options
-from ticket_etl.process import prepare_streams, signals_interrupt
+from ticket_etl.process import drop_standard_output, ignore_signals, prepare_streams, signals_interrupt
 
 log = logging.getLogger("ticket_etl")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with the documented code."""
-    sys.exit(run_command(arguments))
+    code = run_command(arguments)
+    ignore_signals()  # what is done is done: a signal while the interpreter shuts down must not change the code
+    sys.exit(code)
 
 
 def run_command(arguments: list[str] | None = None) -> int:
@@ -49,8 +50,7 @@ def run_command(arguments: list[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _fail(str(Interrupted(signal.SIGINT)), 128 + signal.SIGINT)
     except BrokenPipeError:
-        # The reader of our output has gone; keep the interpreter from complaining about it while it shuts down.
-        sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - until the process ends
+        drop_standard_output()
         return 128 + signal.SIGPIPE
     except Exception as error:
         log.debug("traceback", exc_info=True)
@@ -286,6 +286,7 @@ def _print(text: object) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
+        drop_standard_output()
         raise OutputError(f"cannot write standard output: {error.strerror}; nothing else was changed") from error
 
 

@@ -2,7 +2,6 @@
 
 import os
 import tomllib
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,27 +70,18 @@ class JobConfig(ScoringConfig):
         return self.output.with_name(self.output.name + ".rejects.jsonl")
 
 
-def read_settings(path: Path | None, known: Collection[str]) -> dict[str, Any]:
-    """Defaults from a configuration file: `path`, else `ticket-etl.toml` in the current folder if there is one.
-
-    Keys are the long option names, with dashes or underscores: `model = "smollm2"`, `max-ticket-tokens = 512`.
+def read_settings(path: Path | None) -> tuple[Path, dict[str, Any]]:
+    """The keys and values of a configuration file: `path`, else `ticket-etl.toml` in the current folder if it is there.
 
     Raises:
-        UsageError: the file cannot be read, or a key is no option; the message names both.
+        UsageError: the file cannot be read or is not TOML; the message names it.
     """
-    if path is None and not PROJECT_FILE.is_file():
-        return {}
     source = path or PROJECT_FILE
+    if path is None and not source.is_file():
+        return source, {}
     try:
-        settings = tomllib.loads(source.read_bytes().decode("utf-8-sig"))
+        return source, tomllib.loads(source.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise UsageError(f"cannot read configuration {source}: {os.strerror(error.errno or 0)}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"configuration {source} is not valid TOML in UTF-8: {error}") from error
-    renamed = {key.replace("-", "_"): value for key, value in settings.items()}
-    for key in renamed:
-        if key not in known:
-            raise UsageError(
-                f"configuration {source} has an unknown key {key!r}; keys are option names such as model, labels"
-            )
-    return renamed

@@ -13,6 +13,7 @@ import click
 
 from ticket_etl import STRATEGIES
 from ticket_etl.config import DEVICES, DTYPES, ScoringConfig, read_settings
+from ticket_etl.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,15 +48,44 @@ def option(*names: str, **settings: Any) -> Callable[[F], F]:
 
 
 def _use_settings(context: click.Context, _: click.Parameter, path: Path | None) -> None:
-    """Make the configuration file's values the defaults of this command's options."""
-    known = {parameter.name for parameter in _all_parameters(context.find_root().command)}
-    settings = read_settings(path, {name for name in known if name})
-    context.default_map = settings | dict(context.default_map or {})
+    """Make the configuration file's values the defaults of this command's options.
+
+    Keys are the long option names, with dashes or underscores: `model = "smollm2"`, `max-ticket-tokens = 512`. Values
+    are checked like those of flags; a list is for an option that can be repeated.
+    """
+    source, settings = read_settings(path)
+    options = {name: each for each in _all_options(context.find_root().command) for name in each.opts}
+    opposites = {name: each for each in options.values() for name in each.secondary_opts}
+    defaults = dict(context.default_map or {})
+    for key, value in settings.items():
+        word = "--" + key.replace("_", "-")
+        found = options.get(word) or opposites.get(word)
+        if found is None or found.name is None:
+            raise UsageError(f"configuration {source} has an unknown key {key!r}; keys are long option names, as model")
+        given = _as_given(value, found, f"configuration {source}: {key}")
+        defaults[found.name] = not given if word in opposites else given
+    context.default_map = defaults
 
 
-def _all_parameters(command: click.Command) -> list[click.Parameter]:
+def _as_given(value: Any, target: click.Option, where: str) -> Any:
+    """A configured value as a flag would have given it."""
+    values = value if isinstance(value, list) and target.multiple else [value]
+    if not all(isinstance(each, str | int | float) for each in values):
+        raise UsageError(f"{where} must be a single value, not a {type(value).__name__}")
+    if target.is_flag and not isinstance(value, bool):
+        raise UsageError(f"{where} must be true or false")
+    if target.is_flag:
+        return value
+    if any(isinstance(each, bool) for each in values):
+        raise UsageError(f"{where} cannot be true or false")
+    texts = [str(each) for each in values]
+    return texts if target.multiple else texts[0]
+
+
+def _all_options(command: click.Command) -> list[click.Option]:
     nested = command.commands.values() if isinstance(command, click.Group) else ()
-    return [*command.params, *(parameter for inner in nested for parameter in _all_parameters(inner))]
+    own = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    return own + [option for inner in nested for option in _all_options(inner)]
 
 
 def _set_verbosity(context: click.Context, parameter: click.Parameter, value: bool) -> None:

@@ -60,7 +60,6 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
                     config.input,
                     text_columns=config.text_columns,
                     bad_records=config.bad_records,
-                    rejects_path=config.rejects_path,
                 )
             )
             schema = output_schema(config.output_prefix)
@@ -81,6 +80,7 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
         with tally.stage("write"):
             labelled = labelled_batches(journal, tally, scoring, config.output_prefix)
             write_labelled(tickets, config.output, labelled, output_columns=schema, **options)
+            tickets.write_rejects(config.rejects_path)
         journal.discard()
         certification = None if certifier is None else certifier.count.summary()
         seconds = time.monotonic() - clock

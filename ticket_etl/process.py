@@ -11,6 +11,7 @@ from types import FrameType
 from ticket_etl.errors import Interrupted
 
 _WAY_OUT_SECONDS = 10.0
+_ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 def prepare_streams() -> None:
@@ -31,6 +32,17 @@ def prepare_streams() -> None:
             stream.reconfigure(encoding="utf-8", errors="replace")
 
 
+def drop_standard_output() -> None:
+    """Send what is left of the output nowhere, so that the interpreter does not fail on it while it shuts down."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def ignore_signals() -> None:
+    """Let the process end as it is about to."""
+    for each in _ENDING:
+        signal.signal(each, signal.SIG_IGN)
+
+
 @contextmanager
 def signals_interrupt() -> Iterator[None]:
     """Turn termination signals into `Interrupted`, so that every file is left as it should be."""
@@ -45,10 +57,8 @@ def signals_interrupt() -> Iterator[None]:
             raised_at = time.monotonic()
             raise Interrupted(signum)
 
-    names = ("SIGINT", "SIGTERM", "SIGHUP")
-    caught = [getattr(signal, name) for name in names if hasattr(signal, name)]
     # A signal that the parent ignores (nohup) stays ignored.
-    caught = [each for each in caught if signal.getsignal(each) is not signal.SIG_IGN]
+    caught = [each for each in _ENDING if signal.getsignal(each) is not signal.SIG_IGN]
     before = {each: signal.signal(each, interrupt) for each in caught}
     try:
         yield

@@ -160,7 +160,7 @@ def test_every_output_format_holds_the_same(source, suffix):
 def test_files_of_other_kinds_are_refused_with_a_hint_under_either_policy(source, data, hint, bad_records):
     source.write_bytes(data)
     with pytest.raises(InputError, match=hint) as caught:
-        open_tickets(str(source), bad_records=bad_records, rejects_path=source.with_name("rejects.jsonl"))
+        open_tickets(str(source), bad_records=bad_records)
     assert len(str(caught.value).splitlines()) == 1
     assert files_in(source.parent) == ["in.jsonl"]
 
@@ -258,8 +258,10 @@ def test_quarantine_keeps_bad_lines_byte_for_byte_apart(source):
     lines = [good, *BAD, b"", good]
     write(source, *lines)
     rejects, out = source.with_name("out.rejects.jsonl"), source.with_name("out.jsonl")
-    with open_tickets(str(source), bad_records="quarantine", rejects_path=rejects) as tickets:
+    with open_tickets(str(source), bad_records="quarantine") as tickets:
         assert (tickets.num_rows, tickets.num_quarantined) == (2, len(BAD))
+        assert not rejects.exists()
+        tickets.write_rejects(rejects)
     entries = [json.loads(line) for line in rejects.read_bytes().splitlines()]
     assert [e["line"] for e in entries] == list(range(2, len(BAD) + 2))
     kept = [e["raw"].encode() if "raw" in e else base64.b64decode(e["raw_base64"]) for e in entries]
@@ -267,22 +269,20 @@ def test_quarantine_keeps_bad_lines_byte_for_byte_apart(source):
     assert all(
         reason in e["reason"] and e["file"] == str(source) for e, reason in zip(entries, BAD.values(), strict=True)
     )
-    label(source, out, bad_records="quarantine", rejects_path=rejects)
+    label(source, out, bad_records="quarantine")
     assert out.read_bytes() == good[:-1] + added(0) + b"\n" + good[:-1] + added(1) + b"\n"
 
 
 def test_a_rejects_file_of_an_earlier_run_does_not_outlive_the_next(source):
     rejects = write(source.with_name("out.rejects.jsonl"), b"old")
     write(source, b'{"text":"a"}')
-    open_tickets(str(source))
+    open_tickets(str(source)).write_rejects(rejects)
     assert rejects.exists()
-    open_tickets(str(source), bad_records="quarantine", rejects_path=rejects)
+    open_tickets(str(source), bad_records="quarantine").write_rejects(rejects)
     assert not rejects.exists()
     write(source, b'{"text":"a"}', b"x")
     with open_tickets(str(source), bad_records="quarantine") as tickets:
         assert tickets.num_quarantined == 1
-    with pytest.raises(UsageError, match="replaced by its own rejects"):
-        open_tickets(str(source), bad_records="quarantine", rejects_path=source)
     with pytest.raises(UsageError, match="bad-records"):
         open_tickets(str(source), bad_records="skip")
 
@@ -292,7 +292,7 @@ def test_a_later_failure_writes_no_rejects(tmp_path):
     data = gzip.compress(b'{"text":"a"}\nbad\n' + os.urandom(100_000).hex().encode())
     source.write_bytes(data[:-12])
     with pytest.raises(InputError):
-        open_tickets(str(source), bad_records="quarantine", rejects_path=tmp_path / "rejects.jsonl")
+        open_tickets(str(source), bad_records="quarantine")
     assert files_in(tmp_path) == ["in.jsonl.gz"]
 
 

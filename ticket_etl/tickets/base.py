@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -19,7 +20,7 @@ class Tickets(ABC):
     """An input, checked in full when it was opened, that can be streamed any number of times.
 
     `schema` holds the carried columns as stored, `text_columns` the names of those that make up a ticket's text.
-    `num_quarantined` counts records kept out and written to the rejects file, `num_invalid_texts` those whose bytes
+    `num_quarantined` counts records kept out (`write_rejects` writes them), `num_invalid_texts` those whose bytes
     were not UTF-8 and are read with U+FFFD in their place (what is stored is not touched).
     """
 
@@ -45,6 +46,9 @@ class Tickets(ABC):
     @abstractmethod
     def batches(self) -> Iterator[tuple[pa.RecordBatch, bool]]:
         """Give all carried columns in row order, in small batches, and whether each is the last of its row group."""
+
+    def write_rejects(self, path: Path) -> None:  # noqa: B027 - most formats have none
+        """Write the records that were kept out to `path`."""
 
     def close(self) -> None:
         """Let go of the files."""

@@ -1,7 +1,6 @@
 """Open an input of any format, refusing everything that can be refused before a model is loaded."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from ticket_etl.errors import UsageError
 from ticket_etl.tickets.base import Tickets
@@ -17,12 +16,11 @@ def open_tickets(
     *,
     text_columns: Sequence[str] = (),
     bad_records: str = "stop",
-    rejects_path: Path | None = None,
 ) -> Tickets:
     """Open IN: a Parquet or JSONL file, a folder of parts, or `-` for JSONL on standard input.
 
     The whole input is read once: what is damaged, encrypted or hostile is refused here, with one line. With
-    `bad_records="quarantine"` bad JSONL lines go to `rejects_path` (without one they are only counted).
+    `bad_records="quarantine"` bad JSONL lines are counted and kept out, for `write_rejects` to write.
     """
     if bad_records not in BAD_RECORDS:
         raise UsageError(f"--bad-records {bad_records}: must be {' or '.join(BAD_RECORDS)}")
@@ -32,7 +30,7 @@ def open_tickets(
     try:
         if kind == PARQUET:
             return ParquetTickets(name, parts, folder, text_columns)
-        return JsonlTickets(name, parts, folder, text_columns, bad_records, rejects_path)
+        return JsonlTickets(name, parts, folder, text_columns, bad_records)
     except BaseException:
         for part in parts:
             part.close()
