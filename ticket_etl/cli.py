@@ -18,7 +18,14 @@ from ticket_etl import STRATEGIES, __version__
 from ticket_etl.config import JobConfig, ScoringConfig
 from ticket_etl.errors import Interrupted, OutputError, TicketEtlError
 from ticket_etl.options import PATH, common_options, option, scoring_options
-from ticket_etl.process import drop_standard_output, ignore_signals, prepare_streams, signals_interrupt
+from ticket_etl.process import (
+    check_current_folder,
+    drop_standard_output,
+    ignore_signals,
+    prepare_streams,
+    readable,
+    signals_interrupt,
+)
 
 log = logging.getLogger("ticket_etl")
 
@@ -34,6 +41,7 @@ def run_command(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code; every error is printed here and nowhere else."""
     prepare_streams()
     try:
+        check_current_folder()
         with (
             signals_interrupt(),
             cli.make_context("ticket-etl", sys.argv[1:] if arguments is None else arguments) as top,
@@ -315,5 +323,5 @@ def _table(rows: list[tuple[str, ...]]) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"ticket-etl: error: {' '.join(message.split())}", err=True)
+    click.echo(f"ticket-etl: error: {readable(' '.join(message.split()))}", err=True)
     return code

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from ticket_etl.config import JobConfig
 from ticket_etl.journal import Journal, fingerprint_text, open_journal
 from ticket_etl.machine import peak_memory_bytes, versions
 from ticket_etl.preflight import check_paths, check_request
+from ticket_etl.process import readable
 from ticket_etl.report import RunReport
 from ticket_etl.tally import Tally
 from ticket_etl.tickets import Tickets, check_output, open_tickets, write_labelled
@@ -142,7 +144,7 @@ def job_fingerprint(config: JobConfig, tickets: Tickets, scoring: "Scoring") -> 
         "text columns": fingerprint_text(tickets.text_columns),
         "labels": fingerprint_text([scoring.labels.names, prompt.sequences]),
         "prompt": ids,
-        "model": f"{scoring.folder.name} {scoring.folder.revision}",
+        "model": readable(f"{scoring.folder.name} {scoring.folder.revision}"),
         "dtype": str(scoring.dtype).removeprefix("torch."),
         "device": str(scoring.model.device),
         "strategy": scoring.strategy.name,
@@ -177,8 +179,8 @@ def make_report(
         version=__version__,
         started=started,
         finished=utc_now(),
-        input=config.input,
-        output=str(config.output),
+        input=readable(config.input),
+        output=readable(str(config.output)),
         rows=rows,
         labels=dict(zip(scoring.labels.names, tally.label_counts.tolist(), strict=True)),
         seconds=seconds,
@@ -194,7 +196,7 @@ def make_report(
         margin_histogram=margin_histogram,
         certification=certification,
         model={
-            "name": scoring.folder.name,
+            "name": readable(scoring.folder.name),
             "revision": scoring.folder.revision,
             "source": scoring.folder.source,
             "licence": scoring.folder.licence,
@@ -218,4 +220,6 @@ def utc_now() -> str:
 
 
 def _plain(value: object) -> object:
-    return value if isinstance(value, (str, int, float, bool, list, tuple, type(None))) else str(value)
+    if isinstance(value, str | Path):
+        return readable(str(value))
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value

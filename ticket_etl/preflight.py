@@ -36,9 +36,6 @@ def check_paths(config: JobConfig) -> None:
     """
     if not config.output.name or config.output.name == "..":
         raise UsageError(f"OUT {str(config.output)!r} is not a file name; name a .parquet or .jsonl file")
-    named = (config.output, config.report, config.cache, config.labels)
-    if not all(path.is_absolute() for path in named if path is not None):
-        _check_current_folder()
     written = {
         "OUT": config.output,
         "its journal": journal_path(config.output),
@@ -63,14 +60,6 @@ def check_paths(config: JobConfig) -> None:
             raise UsageError(f"--cache and {twin} are the same file, {config.cache}; choose another")
         if not config.cache.absolute().parent.is_dir():  # a cache that cannot be written is no reason to refuse
             raise UsageError(f"the folder of --cache {config.cache} does not exist; create it")
-
-
-def _check_current_folder() -> None:
-    """Relative paths need a current folder that is still there."""
-    try:
-        Path.cwd()
-    except OSError as error:
-        raise OutputError("the current folder no longer exists; go to another, or name absolute paths") from error
 
 
 def _identity(path: Path) -> object:

@@ -6,9 +6,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
-from ticket_etl.errors import Interrupted
+from ticket_etl.errors import Interrupted, UsageError
 
 _WAY_OUT_SECONDS = 10.0
 _ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -29,7 +30,31 @@ def prepare_streams() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - until the process ends
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(encoding="utf-8", errors="replace")
+            stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+
+
+def check_current_folder() -> None:
+    """Relative paths need a current folder that is still there, and so do some libraries while they load.
+
+    Raises:
+        UsageError: it is gone.
+    """
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise UsageError("the current folder does not exist any more; change to another") from error
+
+
+def readable(text: str) -> str:
+    """Text that can be printed and stored, made of names that need not be UTF-8 to Python.
+
+    In an ASCII locale, Python hands over a file name's bytes as surrogates; here they become the characters they stand
+    for, and bytes that are no UTF-8 become `\\xff`.
+
+    >>> readable("caf\\udcc3\\udca9 \\udcff")
+    'caf\xe9 \\\\xff'
+    """
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def drop_standard_output() -> None:
