@@ -3,10 +3,11 @@
 import logging
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -188,9 +189,16 @@ def test_window_recorded_twice_is_an_error(out: Path) -> None:
 def test_file_that_is_no_journal_starts_afresh(out: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     journal_path(out).write_bytes(content)
     assert reopen(out) == {}
-    assert caplog.messages == [f"starting afresh: the journal {journal_path(out)} is damaged"]
+    assert caplog.messages == [f"starting afresh: the journal {journal_path(out)} is damaged or of another version"]
     write_windows(out, {0: some_verdicts(2)})
     assert list(reopen(out)) == [0]
+
+
+def test_journal_of_another_layout_starts_afresh(out: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with closing(sqlite3.connect(journal_path(out))) as other:
+        other.execute("CREATE TABLE windows (something TEXT)")
+    assert reopen(out) == {}
+    assert "of another version" in caplog.text
 
 
 def test_empty_file_is_a_new_journal(out: Path) -> None:

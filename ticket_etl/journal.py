@@ -27,6 +27,7 @@ _COMMIT_SECONDS = 1.0
 """Work that may be lost when the process is killed, beside the window at hand: commits cost a disk flush or three."""
 
 _LONG_NAME = 200
+_LAYOUT_VERSION = 1
 _ALL_WINDOWS = "SELECT number, verdicts FROM windows ORDER BY number"
 
 
@@ -161,6 +162,11 @@ def _connect(path: Path, out: Path) -> sqlite3.Connection:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("BEGIN EXCLUSIVE")
+            (layout,) = connection.execute("PRAGMA user_version").fetchone()
+            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if tables and layout != _LAYOUT_VERSION:
+                raise sqlite3.DatabaseError("it has another layout")
+            connection.execute(f"PRAGMA user_version = {_LAYOUT_VERSION}")
             connection.execute("CREATE TABLE IF NOT EXISTS fingerprint (part TEXT PRIMARY KEY, value TEXT NOT NULL)")
             connection.execute(
                 "CREATE TABLE IF NOT EXISTS windows (number INTEGER PRIMARY KEY, verdicts BLOB, checksum BLOB)"
@@ -184,7 +190,7 @@ def _connect(path: Path, out: Path) -> sqlite3.Connection:
                 connection.close()
             if attempt == "afresh":
                 raise OutputError(f"cannot write the journal {path}: {error}") from error
-            log.warning("starting afresh: the journal %s is damaged", path)
+            log.warning("starting afresh: the journal %s is damaged or of another version", path)
             path.unlink(missing_ok=True)
     raise AssertionError("unreachable")
 

@@ -144,7 +144,7 @@ def job_fingerprint(config: JobConfig, tickets: Tickets, scoring: "Scoring") -> 
         "text columns": fingerprint_text(tickets.text_columns),
         "labels": fingerprint_text([scoring.labels.names, prompt.sequences]),
         "prompt": ids,
-        "model": readable(f"{scoring.folder.name} {scoring.folder.revision}"),
+        "model": scoring.folder.revision,  # a hash or a commit, wherever the folder lies
         "dtype": str(scoring.dtype).removeprefix("torch."),
         "device": str(scoring.model.device),
         "strategy": scoring.strategy.name,
