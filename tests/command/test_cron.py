@@ -66,7 +66,7 @@ def foreign_command(folder: Path, out: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("streams", "says"),
-    [("</dev/null", True), ("<&-", True), ("<&- >&-", True), ("<&- 2>&-", False), ("<&- >&- 2>&-", False)],
+    [("</dev/null", True), ("<&- >&-", True), ("<&- >&- 2>&-", False)],
 )
 def test_bare_environment(streams: str, says: bool, foreign: Path) -> None:
     """No HOME, ASCII locale, closed streams: the job runs, and names, labels and report are right."""
@@ -193,7 +193,7 @@ def test_temporary_folder_elsewhere(place: str, tickets: Path, out: Path, quick:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["-in", "a[b]c*d?e%20f:g#h i\nj'k\"l\\m$n~", "https:", "s3:bucket", "in.jsonl", "~", "." * 3, "x" * 180],
+    ["-in", "a[b]c*d?e%20f:g#h i\nj'k\"l\\m$n~", "s3:in.jsonl", "x" * 180],
     ids=lambda name: ascii(name)[:20],
 )
 def test_names_are_literal(name: str, tickets: Path, tmp_path: Path, quick: list[str]) -> None:
@@ -214,8 +214,11 @@ def test_message_about_a_name_of_two_lines_is_one_line(tmp_path: Path, out: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["../store/real.parquet", "{store}/real.parquet"], ids=["relative", "absolute"])
-@pytest.mark.parametrize("exists", [True, False], ids=["there", "dangling"])
+@pytest.mark.parametrize(
+    ("target", "exists"),
+    [("../store/real.parquet", False), ("{store}/real.parquet", True)],
+    ids=["relative-dangling", "absolute-there"],
+)
 def test_link_stays_a_link(target: str, exists: bool, tickets: Path, out: Path, quick: list[str]) -> None:
     """OUT that is a symbolic link is written where it leads, and stays a link."""
     store = out.parent.parent / "store"
@@ -353,7 +356,7 @@ def test_impossible_input(what: str, tmp_path: Path, out: Path, quick: list[str]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("umask", "mode"), [(0o027, 0o640), (0o077, 0o600), (0o002, 0o664)])
+@pytest.mark.parametrize(("umask", "mode"), [(0o027, 0o640), (0o002, 0o664)])
 def test_mode_by_umask(umask: int, mode: int, tickets: Path, out: Path, quick: list[str]) -> None:
     """New files have the mode that the umask gives; no file beside them is more open while the run goes on."""
     assert_done(run("classify", tickets, out, *quick, preexec_fn=lambda: os.umask(umask)))
