@@ -40,8 +40,9 @@ $(VENV)/installed-dev: $(VENV)/installed
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: $(VENV)/installed-dev
-	$(BIN)/python -m pytest
+# The slow tests mostly wait for processes of their own to start: two at a time.
+test-all: test
+	$(BIN)/python -m pytest -m slow -n 2
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

@@ -4,15 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
 ROOT = Path(__file__).parent.parent
 
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> None:
-    # Tiny products gain nothing from threads, and lose much to them on a busy machine.
-    torch.set_num_threads(1)
+# Before torch is loaded, here and in the processes that tests start: tiny products gain nothing from threads, and tests
+# that run side by side lose much to them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
