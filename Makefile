@@ -42,7 +42,7 @@ test: $(VENV)/installed-dev
 
 # The slow tests mostly wait for processes of their own to start: two at a time.
 test-all: test
-	$(BIN)/python -m pytest -m slow -n 2
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
