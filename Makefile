@@ -53,9 +53,12 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# A sample, since padding to the longest of all takes minutes for every hundred tickets.
+STRATEGIES := naive arrival bucketed bucketed+prefix token-budget+prefix packed+prefix
 bench: $(VENV)/installed
 	@mkdir -p build
-	$(BIN)/ticket-etl bench $(SAMPLE)/tickets.parquet --labels $(SAMPLE)/labels.toml --json build/bench.json
+	$(BIN)/ticket-etl bench $(SAMPLE)/tickets.parquet --labels $(SAMPLE)/labels.toml --sample 24 --batch-tickets 8 \
+		--repeats 2 $(STRATEGIES:%=--only %) --json build/bench.json
 
 clean:
 	rm -rf build
