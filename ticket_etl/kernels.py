@@ -22,6 +22,7 @@ log = logging.getLogger("ticket_etl")
 PLAIN, FLOAT32, BFLOAT16 = "plain", "float32", "bfloat16"
 """How matrix products are done: by the model's own layers, or by packed weights of a precision."""
 
+PRECISIONS = (FLOAT32, BFLOAT16)
 _DTYPES = {FLOAT32: torch.float32, BFLOAT16: torch.bfloat16}
 _TOLERANCES = {FLOAT32: 1e-4, BFLOAT16: 3e-2}
 """Largest error of a layer, relative to its largest output."""
@@ -113,8 +114,10 @@ class PackedGatedMlp(nn.Module):
 _GATED_MLP = ("gate_proj", "up_proj", "down_proj")
 
 
-def install_kernels(model: nn.Module, head: nn.Module) -> Switch:
+def install_kernels(model: nn.Module, head: nn.Module, precisions: Iterable[str] = PRECISIONS) -> Switch:
     """Replace the linear layers and gated MLPs of a float32 CPU model; its output matrix `head` is left alone.
+
+    Each of the `precisions` asked for takes memory for a copy of the weights.
 
     Returns:
         The model's switch; its `available` precisions are those that passed their trial on every shape, none where the
@@ -123,7 +126,7 @@ def install_kernels(model: nn.Module, head: nn.Module) -> Switch:
     switch = Switch()
     layers = list(_linear_layers(model, head))
     shapes = {(layer.weight.shape, layer.bias is None): layer for _, _, layer in layers}
-    switch.available = tuple(name for name in _DTYPES if shapes and _all_pass(shapes.values(), name))
+    switch.available = tuple(name for name in precisions if shapes and _all_pass(shapes.values(), name))
     if switch.available:
         for parent, name, layer in layers:
             setattr(parent, name, PackedLinear(layer, switch, switch.available))

@@ -20,7 +20,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ticket_etl.collate import Inputs, Layout
 from ticket_etl.errors import ModelError
-from ticket_etl.kernels import BFLOAT16, PLAIN, Switch, install_kernels
+from ticket_etl.kernels import BFLOAT16, PLAIN, PRECISIONS, Switch, install_kernels
 from ticket_etl.trie import LabelTrie
 
 FloatArray = npt.NDArray[np.float32]
@@ -66,6 +66,7 @@ class LanguageModel:
         model: a loaded decoder-only model in evaluation mode; its output layer is replaced, and on a CPU in float32 its
             linear layers are given packed weights beside their own.
         labels: the label trie whose token rows are kept.
+        precisions: those that `at` will be asked for.
 
     A fresh instance runs on the model's own layers (`precision` is `plain`); `at` gives the same model in another.
 
@@ -73,7 +74,7 @@ class LanguageModel:
         ModelError: the model has no plain output matrix.
     """
 
-    def __init__(self, model: PreTrainedModel, labels: LabelTrie) -> None:
+    def __init__(self, model: PreTrainedModel, labels: LabelTrie, precisions: Sequence[str] = PRECISIONS) -> None:
         output = model.get_output_embeddings()
         if not isinstance(output, nn.Linear):
             raise ModelError(
@@ -87,7 +88,7 @@ class LanguageModel:
         self.dtype: torch.dtype = model.dtype
         self.precision = PLAIN
         packs = self.device.type == "cpu" and self.dtype == torch.float32
-        self._switch = install_kernels(model, output) if packs else Switch()
+        self._switch = install_kernels(model, output, precisions) if packs else Switch()
         # transformers renamed the keyword; both names are within the supported range.
         parameters = inspect.signature(inspect.unwrap(model.forward)).parameters
         self._cache_word = "cache" if "cache" in parameters else "past_key_values"

@@ -47,11 +47,12 @@ class Scoring:
             context_tokens=getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None),
         )
         prompt = self.encoder.prompt
-        plain = LanguageModel(model, prompt.labels)
+        low = self.dtype == torch.bfloat16
+        plain = LanguageModel(model, prompt.labels, (FLOAT32, BFLOAT16) if low else (FLOAT32,))
         exact = plain
         if loaded != torch.float32:
             exact = LanguageModel(load_model(folder, device=device, dtype=torch.float32)[0], prompt.labels)
-        self.model = plain.at(BFLOAT16 if self.dtype == torch.bfloat16 else FLOAT32)
+        self.model = plain.at(BFLOAT16 if low else FLOAT32)
         self.reference_model = exact
         self.reference = Reference(exact, prompt)
         self.limits = batch_limits(config, device)
