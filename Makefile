@@ -54,7 +54,7 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix .
 
 # A sample, since padding to the longest of all takes minutes for every hundred tickets.
-STRATEGIES := naive arrival bucketed bucketed+prefix token-budget+prefix packed+prefix
+STRATEGIES := naive bucketed bucketed+prefix token-budget+prefix packed+prefix
 bench: $(VENV)/installed
 	@mkdir -p build
 	$(BIN)/ticket-etl bench $(SAMPLE)/tickets.parquet --labels $(SAMPLE)/labels.toml --sample 24 --batch-tickets 8 \

@@ -113,8 +113,9 @@ def bench_input(
             contestants.append(_Contestant(strategy, scorer, []))
     steps = len(contestants) * (repeats + 1) + 1
     scores = {}
+    warm_up = sorted(tickets, key=len)[:_WARM_UP_TICKETS]
     for each in contestants:
-        scores[each.strategy.name] = score_plan(each.scorer, each.strategy, scoring.limits, tickets[:_WARM_UP_TICKETS])
+        scores[each.strategy.name] = score_plan(each.scorer, each.strategy, scoring.limits, warm_up)
         on_progress(len(scores), steps)
     for number in range(repeats):
         for index, each in enumerate(contestants):
