@@ -1,18 +1,23 @@
 """Packed matrix products: exact where they claim to be, and absent where they are wrong or missing."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from tests.tiny import LAYOUTS, tiny_model, tiny_tokenizer
+from tests.tiny import LAYOUTS, save_tiny_model, tiny_model, tiny_tokenizer
 from ticket_etl import kernels
+from ticket_etl.config import ScoringConfig
 from ticket_etl.kernels import BFLOAT16, FLOAT32, PLAIN, PackedGatedMlp, PackedLinear, Switch, install_kernels
 from ticket_etl.labels import Label, LabelSet
 from ticket_etl.language_model import LanguageModel
+from ticket_etl.models import find_model
 from ticket_etl.plan import Limits
 from ticket_etl.prompt import build_prompt
 from ticket_etl.scorers import Reference, build_scorer, score_plan
+from ticket_etl.scoring import Scoring
 from ticket_etl.strategies import REFERENCE, STRATEGIES
 
 
@@ -126,3 +131,19 @@ def test_packed_float32_gives_the_reference_scores(layout: str) -> None:
     expected = score_plan(Reference(plain, prompt), REFERENCE, Limits(), tickets)
     strategy, scorer = build_scorer(STRATEGIES["packed+prefix"], plain.at(FLOAT32), prompt)
     assert np.abs(score_plan(scorer, strategy, Limits(), tickets) - expected).max() <= 1e-4
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_bfloat16_that_is_missing_is_float32_and_said(
+    missing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The report then names the precision that was used, and there is nothing to certify."""
+    honest = kernels._all_pass
+    if missing:
+        monkeypatch.setattr(kernels, "_all_pass", lambda layers, name: name == FLOAT32 and honest(layers, name))
+    config = ScoringConfig(input="", dtype="bfloat16")
+    labels = LabelSet((Label("billing"), Label("bug")))
+    scoring = Scoring(config, labels, find_model(str(save_tiny_model(tmp_path))))
+    assert scoring.dtype == (torch.float32 if missing else torch.bfloat16)
+    assert (scoring.certifier() is None) == missing
+    assert ("no bfloat16 matrix products" in caplog.text) == missing

@@ -1,5 +1,6 @@
 """What every scoring command needs: labels, model, encoder and scorer, made from a configuration."""
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -20,6 +21,8 @@ from ticket_etl.prompt import TicketEncoder, TokenIds
 from ticket_etl.scorers import Reference, build_scorer, score_plan
 from ticket_etl.strategies import STRATEGIES
 from ticket_etl.tally import Tally
+
+log = logging.getLogger("ticket_etl")
 
 
 class Scoring:
@@ -53,6 +56,9 @@ class Scoring:
         if loaded != torch.float32:
             exact = LanguageModel(load_model(folder, device=device, dtype=torch.float32)[0], prompt.labels)
         self.model = plain.at(BFLOAT16 if low else FLOAT32)
+        if loaded == torch.float32 and low and not self.model.is_low_precision:
+            log.warning("no bfloat16 matrix products on this machine; using float32")
+            self.dtype = torch.float32
         self.reference_model = exact
         self.reference = Reference(exact, prompt)
         self.limits = batch_limits(config, device)

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ticket_etl.errors import UsageError
 from ticket_etl.tickets.files import Part
+from ticket_etl.windows import windows
 
 TEXT_NAMES = ("text", "body", "description")
 TEXT_BATCH_ROWS = 8192
@@ -114,14 +115,4 @@ def _join(row: Sequence[str | None]) -> str | None:
 
 def bounded(texts: Sequence[str | None]) -> Iterator[list[str | None]]:
     """Cut a run of texts into batches within `TEXT_BATCH_ROWS` and `TEXT_BATCH_BYTES`; one long text stands alone."""
-    batch: list[str | None] = []
-    size = 0
-    for text in texts:
-        length = len(text) if text else 0
-        if batch and (len(batch) >= TEXT_BATCH_ROWS or size + length > TEXT_BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(text)
-        size += length
-    if batch:
-        yield batch
+    return windows([texts], tickets=TEXT_BATCH_ROWS, characters=TEXT_BATCH_BYTES)
