@@ -148,7 +148,7 @@ def job_fingerprint(config: JobConfig, tickets: Tickets, scoring: "Scoring") -> 
         "dtype": str(scoring.dtype).removeprefix("torch."),
         "device": str(scoring.model.device),
         "strategy": scoring.strategy.name,
-        "certification": fingerprint_text(None if scoring.certifier() is None else {"seed": config.seed}),
+        "certification": fingerprint_text([config.certify, config.seed]),
         "batch limits": fingerprint_text(
             [scoring.limits.batch_tickets, scoring.limits.batch_tokens, config.window_tickets]
         ),
