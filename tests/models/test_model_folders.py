@@ -25,6 +25,7 @@ def refused(folder: Path) -> str:
 def test_decoder_only_folder_is_taken_with_a_hash_of_its_content(tiny_model):
     found = find_model(str(tiny_model))
     assert (found.name, found.path, found.source, found.licence) == (str(tiny_model), tiny_model, "folder", None)
+    assert found.kind == "causal"
     (tiny_model / "README.md").write_text("---\nlicense: mit\nlanguage: en\n---\nlicense: gpl\n")
     assert find_model(str(tiny_model)).revision == found.revision
     assert find_model(str(tiny_model)).licence == "mit"
@@ -43,6 +44,7 @@ def test_info_tells_what_the_files_say(tiny_model):
     info = model_info(str(tiny_model))
     assert info.architecture == "LlamaForCausalLM"
     assert (info.weights_dtype, info.context_length, info.chat_template) == ("float32", 2048, True)
+    assert (info.kind, info.pooling) == ("causal", None)
     assert info.size_bytes == (tiny_model / "model.safetensors").stat().st_size
     assert info.parameters == 2 * 259 * 32 + 2 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32) + 32
 
@@ -72,10 +74,10 @@ def test_kind_is_told_from_the_configuration(config, kind):
 
 
 def test_other_kinds_are_refused_by_name(tiny_model):
-    change_config(tiny_model, architectures=["BertModel"], model_type="bert")
-    assert "is an encoder model (BertModel); labels need a decoder-only language model" in refused(tiny_model)
-    change_config(tiny_model, is_encoder_decoder=True)
-    assert "is an encoder-decoder model" in refused(tiny_model)
+    change_config(tiny_model, architectures=["BartModel"], is_encoder_decoder=True)
+    assert "is an encoder-decoder model (BartModel); labels need a decoder-only language model" in refused(tiny_model)
+    change_config(tiny_model, is_encoder_decoder=False, vision_config={})
+    assert "is a multimodal model (BartModel)" in refused(tiny_model)
 
 
 def test_code_of_its_own_is_refused_only_where_it_would_be_needed(tiny_model):
@@ -139,7 +141,7 @@ def test_adapter_is_refused(tiny_model):
 
 @pytest.mark.parametrize("name", ["", "nonsense", "a\0b", "x" * 5000])
 def test_name_of_nothing_lists_what_there_is(name):
-    with pytest.raises(ModelError, match=r"neither a folder nor one of smollm2, Qwen/Qwen2.5-0.5B-Instruct"):
+    with pytest.raises(ModelError, match=r"neither a folder nor one of smollm2, minilm, Qwen/Qwen2.5-0.5B-Instruct"):
         find_model(name)
 
 

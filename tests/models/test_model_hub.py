@@ -1,5 +1,6 @@
 """Pulling from a hub: the real client against a server on this machine, in good and in bad weather."""
 
+import contextlib
 import json
 import logging
 import socket
@@ -7,9 +8,11 @@ import tomllib
 
 import pytest
 from hub_server import HubServer
+from tiny import write_modules
 
 from ticket_etl.errors import ModelError
 from ticket_etl.models import find_model, installed, list_models, pull_model, user_config_path
+from ticket_etl.models.pooling import read_pooling
 from ticket_etl.models.registry import KNOWN_MODELS
 
 NAME = "acme/tiny"
@@ -22,6 +25,12 @@ def hub(tiny_master, monkeypatch):
     files = {path.name: path.read_bytes() for path in tiny_master.iterdir()}
     files |= {"pytorch_model.bin": b"pickle", "modeling_acme.py": b"import os", "README.md": b"# Tiny"}
     files["consolidated.safetensors"] = b"twice"
+    with serve(files, monkeypatch) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def serve(files, monkeypatch):
     with HubServer(NAME, COMMIT, files) as server:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
         monkeypatch.setattr(
@@ -47,7 +56,7 @@ def test_pulled_model_is_found_later_without_any_request(hub, monkeypatch, caplo
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a connection was tried"))
     assert find_model(NAME) == pulled
     assert find_model(f"{NAME}@{COMMIT[:12]}").path == pulled.path
-    assert [model.name for model in list_models() if model.installed] == [NAME]
+    assert NAME in [model.name for model in list_models() if model.installed]
 
 
 def test_only_weights_configuration_and_tokenizer_are_fetched(hub, tiny_master):
@@ -168,15 +177,15 @@ def test_model_without_safetensors_is_refused_before_the_download(hub):
 
 
 def test_model_of_another_kind_is_refused(hub):
-    hub.files["config.json"] = json.dumps({"architectures": ["BertModel"], "model_type": "bert"}).encode()
-    with pytest.raises(ModelError, match=r"acme/tiny is an encoder model \(BertModel\)"):
+    hub.files["config.json"] = json.dumps({"architectures": ["BartModel"], "is_encoder_decoder": True}).encode()
+    with pytest.raises(ModelError, match=r"acme/tiny is an encoder-decoder model \(BartModel\)"):
         pull_model(NAME)
     assert_not_installed()
 
 
 @pytest.mark.parametrize("name", ["tiny", "acme/tiny/more", "../tiny", "acme/ti ny", ""])
 def test_name_that_the_hub_cannot_have_is_refused(no_network, name):
-    with pytest.raises(ModelError, match="cannot be pulled; name smollm2 or a hub model as organisation/model"):
+    with pytest.raises(ModelError, match="cannot be pulled; name smollm2, minilm or a hub model as organisation/model"):
         pull_model(name)
 
 
@@ -185,6 +194,34 @@ def test_model_that_was_never_pulled_names_the_command(no_network):
         find_model(NAME)
     with pytest.raises(ModelError, match=r"run: ticket-etl model pull acme/tiny --revision 0123456$"):
         find_model(f"{NAME}@0123456")
+
+
+def test_encoder_is_pulled_with_what_decides_its_vectors(tiny_encoder, monkeypatch):
+    """The pooling lies in a folder of its own: it comes along, and a change of it is damage like any other."""
+    files = {path.relative_to(tiny_encoder).as_posix(): path.read_bytes() for path in tiny_encoder.rglob("*.*")}
+    with serve(files | {"onnx/config.json": b"{}", "1_Pooling/pytorch_model.bin": b"pickle"}, monkeypatch):
+        pulled = pull_model(NAME)
+    assert pulled.kind == "encoder"
+    assert read_pooling(pulled) == read_pooling(find_model(str(tiny_encoder)))
+    assert {path.relative_to(pulled.path).as_posix() for path in pulled.path.rglob("*.*")} == {
+        *files,
+        "ticket-etl-model.json",
+    }
+    assert find_model(NAME) == pulled
+    assert [model.kind for model in list_models() if model.name == NAME] == ["encoder"]
+    config = pulled.path / "1_Pooling" / "config.json"
+    config.write_text(config.read_text().replace("mean", "MEAN"))
+    with pytest.raises(ModelError, match=r"is damaged \(1_Pooling/config.json has changed\)"):
+        find_model(NAME)
+    assert [path.name for path in pulled.path.parent.iterdir() if path.suffix == ".tmp"] == []
+
+
+def test_encoder_with_a_further_module_is_not_installed(tiny_encoder, monkeypatch):
+    write_modules(tiny_encoder, ["Transformer", "Pooling", "Dense"])
+    files = {path.relative_to(tiny_encoder).as_posix(): path.read_bytes() for path in tiny_encoder.rglob("*.*")}
+    with serve(files, monkeypatch), pytest.raises(ModelError, match=r"acme/tiny has a module .*Dense in modules\.json"):
+        pull_model(NAME)
+    assert_not_installed()
 
 
 def assert_not_installed() -> None:

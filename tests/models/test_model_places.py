@@ -91,7 +91,7 @@ def test_home_of_somebody_else_gives_way_to_the_own_temporary_folder(tmp_path):
     env = {"HOME": str(closed), "PYTHONPATH": str(Path.cwd()), "TMPDIR": "/tmp"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert done.stderr == ""
-    assert done.stdout.split() == ["/tmp/ticket-etl-65534", "/tmp/ticket-etl-65534", "smollm2", "2"]
+    assert done.stdout.split() == ["/tmp/ticket-etl-65534", "/tmp/ticket-etl-65534", "smollm2", "3"]
 
 
 def test_cache_in_the_home_does_not_need_a_temporary_folder(home, monkeypatch):

@@ -4,9 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ticket_etl.errors import ModelError
-from ticket_etl.models import embedded, installed
+from ticket_etl.models import installed
+from ticket_etl.models.embedded import DEFAULT, EMBEDDED_MODELS
 from ticket_etl.models.folder import DamagedError, ModelFolder, read_json, read_manifest
+from ticket_etl.models.kinds import kind_of
 from ticket_etl.models.local import find_local
+from ticket_etl.models.pooling import read_pooling
 from ticket_etl.models.registry import KNOWN_MODELS, KnownModel
 from ticket_etl.models.settings import default_model, set_default_model
 from ticket_etl.models.weights import summarize_weights
@@ -25,6 +28,8 @@ class ModelListing:
     size_bytes: int
     licence: str | None
     revision: str | None
+    quality: str
+    """What is known of its accuracy, in words; empty if nothing."""
     installed: bool
     default: bool
 
@@ -44,17 +49,21 @@ class ModelInfo:
     size_bytes: int
     weights_dtype: str
     context_length: int | None
+    """Most tokens of a text that it takes, as far as its files say."""
+    pooling: str | None
+    """How an encoder makes one vector of a text; None for a causal model."""
     chat_template: bool
 
 
 def find_model(name: str | None) -> ModelFolder:
-    """Return the model `name` (None: the embedded one), ready to load, without any download.
+    """Return the model `name` (None: the embedded default), ready to load, without any download.
 
-    A name is the embedded model's, a folder's, or a hub model's that was pulled before, in that order; `org/model@abc`
+    A name is an embedded model's, a folder's, or a hub model's that was pulled before, in that order; `org/model@abc`
     asks for one revision. Anything else is a ModelError with the way out.
     """
-    if name is None or name == embedded.NAME:
-        return embedded.find_embedded()
+    name = DEFAULT if name is None else name
+    if embedded := EMBEDDED_MODELS.get(name):
+        return embedded.find()
     if _is_folder(name):
         return find_local(name)
     if hub_name := installed.split_hub_name(name):
@@ -68,17 +77,17 @@ def find_model(name: str | None) -> ModelFolder:
 
 
 def pull_model(name: str, *, revision: str | None = None, make_default: bool = False) -> ModelFolder:
-    """Bring a model here: convert the embedded one, download any other at one commit; `make_default` records it."""
-    hub_name = installed.split_hub_name(name)
-    if name == embedded.NAME:
-        found = embedded.find_embedded()
-    elif hub_name is not None:
+    """Bring a model here: make an embedded one ready, download any other at one commit; `make_default` records it."""
+    if embedded := EMBEDDED_MODELS.get(name):
+        found = embedded.find()
+    elif hub_name := installed.split_hub_name(name):
         from ticket_etl.models import hub
 
         name, named_revision = hub_name
         found = hub.pull(name, revision or named_revision)
     else:
-        raise ModelError(f"{name!r} cannot be pulled; name {embedded.NAME} or a hub model as organisation/model")
+        names = ", ".join(EMBEDDED_MODELS)
+        raise ModelError(f"{name!r} cannot be pulled; name {names} or a hub model as organisation/model")
     if make_default:
         set_default_model(name)
     return found
@@ -98,24 +107,27 @@ def model_info(name: str | None) -> ModelInfo:
     config, weights = read_json(model.path / "config.json"), summarize_weights(model.path)
     architectures = config.get("architectures")
     lengths = [value for key in _CONTEXT_KEYS if isinstance(value := config.get(key), int)]
+    pooling = read_pooling(model) if model.kind == "encoder" else None
     return ModelInfo(
         name=model.name,
         path=model.path,
         source=model.source,
         revision=model.revision,
         licence=model.licence,
-        kind="causal",
+        kind=model.kind,
         architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "unnamed",
         parameters=weights.parameters,
         size_bytes=weights.size_bytes,
         weights_dtype=weights.dtype,
-        context_length=lengths[0] if lengths else None,
+        context_length=pooling.max_seq_length if pooling else lengths[0] if lengths else None,
+        pooling=str(pooling) if pooling else None,
         chat_template=_has_chat_template(model.path),
     )
 
 
 def _list_known(model: KnownModel, default: str) -> ModelListing:
-    path = embedded.installed_path() if model.source == "embedded" else installed.installed_path(model.name)
+    embedded = EMBEDDED_MODELS.get(model.name)
+    path = embedded.installed_path() if embedded else installed.installed_path(model.name)
     revision = path.name if path and model.source == "hub" else model.revision
     return ModelListing(
         model.name,
@@ -125,6 +137,7 @@ def _list_known(model: KnownModel, default: str) -> ModelListing:
         model.size_bytes,
         model.licence,
         revision,
+        model.quality,
         installed=path is not None,
         default=model.name == default,
     )
@@ -134,12 +147,17 @@ def _list_installed(name: str, default: str) -> ModelListing:
     path = installed.installed_path(name)
     assert path is not None
     try:
-        weights, licence, whole = summarize_weights(path), read_manifest(path).licence, True
-        parameters, size_bytes = weights.parameters, weights.size_bytes
+        kind, weights = kind_of(read_json(path / "config.json")), summarize_weights(path)
+        parameters, size_bytes, licence, whole = (
+            weights.parameters,
+            weights.size_bytes,
+            read_manifest(path).licence,
+            True,
+        )
     except (ModelError, DamagedError):
-        parameters, size_bytes, licence, whole = 0, 0, None, False
+        kind, parameters, size_bytes, licence, whole = "?", 0, 0, None, False
     return ModelListing(
-        name, "causal", "hub", parameters, size_bytes, licence, path.name, installed=whole, default=name == default
+        name, kind, "hub", parameters, size_bytes, licence, path.name, "", installed=whole, default=name == default
     )
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from ticket_etl.errors import ModelError
 from ticket_etl.models import installed, places
-from ticket_etl.models.folder import ModelFolder, is_whole, sha256_of, write_manifest
+from ticket_etl.models.folder import MODULE_CONFIGS, ModelFolder, is_whole, sha256_of, write_manifest
 from ticket_etl.models.hub_errors import hub_errors, quiet_hub
-from ticket_etl.models.kinds import refuse_unless_causal
+from ticket_etl.models.kinds import usable_kind
 from ticket_etl.models.local import check_folder
 from ticket_etl.models.publish import publish
 from ticket_etl.models.registry import KNOWN_MODELS
@@ -25,6 +25,8 @@ _WANTED = (
     "config.json", "generation_config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json",
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "spiece.model", "chat_template.jinja", "chat_template.json", "LICENSE*",
+    "vocab.txt", "sentencepiece.bpe.model", "modules.json", "sentence_*_config.json",
+    "config_sentence_transformers.json", MODULE_CONFIGS,
 )  # fmt: skip
 _ATTEMPTS = 3
 
@@ -51,7 +53,7 @@ def _download(name: str, revision: str | None) -> Path:
         listing = _ask_hub(name, revision)
         files = _wanted_files(name, listing)
         if listing.config and listing.config.get("architectures"):  # else the downloaded configuration tells
-            refuse_unless_causal(name, listing.config)
+            usable_kind(name, listing.config)
         target = installed.model_folder(cache, name) / listing.sha
         partial = target.with_name(f".{listing.sha}.partial")
         places.need_space(cache, sum(file.size or 0 for file in files), name)
@@ -62,6 +64,7 @@ def _download(name: str, revision: str | None) -> Path:
             _compare(name, files, partial)
             check_folder(name, partial)
             for file in files:
+                (folder / file.rfilename).parent.mkdir(parents=True, exist_ok=True)
                 (partial / file.rfilename).rename(folder / file.rfilename)
             write_manifest(folder, _licence(name, listing))
             shutil.rmtree(partial, ignore_errors=True)

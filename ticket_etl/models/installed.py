@@ -13,7 +13,8 @@ from pathlib import Path
 
 from ticket_etl.errors import ModelError
 from ticket_etl.models import places
-from ticket_etl.models.folder import DamagedError, ModelFolder, verify
+from ticket_etl.models.folder import DamagedError, ModelFolder, read_json, verify
+from ticket_etl.models.kinds import usable_kind
 from ticket_etl.models.publish import sync_folder
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -46,7 +47,8 @@ def find_installed(name: str, revision: str | None = None) -> ModelFolder:
 
 def open_revision(name: str, path: Path) -> ModelFolder:
     """Return the model whose revision lies in `path`, or raise DamagedError."""
-    return ModelFolder(name, path, path.name, verify(path).licence, "hub")
+    licence = verify(path).licence
+    return ModelFolder(name, path, path.name, licence, "hub", usable_kind(name, read_json(path / "config.json")))
 
 
 def installed_path(name: str, revision: str | None = None) -> Path | None:

@@ -33,15 +33,15 @@ def kind_of(config: Mapping[str, object]) -> str:
     if any(name.endswith("ForConditionalGeneration") for name in architectures):
         return "encoder-decoder"
     bare = all(name.endswith("Model") for name in architectures)
-    return "causal" if bare and _transformers_reads(family) else "other"
+    return "causal" if bare and _transformers_reads(family, "causal") else "other"
 
 
-def refuse_unless_causal(name: str, config: Mapping[str, object]) -> None:
-    """Raise ModelError, naming the kind, unless `config` is of a decoder-only model that runs without foreign code."""
+def usable_kind(name: str, config: Mapping[str, object]) -> str:
+    """Return `causal` or `encoder`; raise ModelError for other kinds, by name, and for what needs foreign code."""
     kind = kind_of(config)
     architectures = config.get("architectures")
     first = str(architectures[0]) if isinstance(architectures, list) and architectures else "no architecture named"
-    if kind != "causal":
+    if kind not in {"causal", "encoder"}:
         what = (
             "a model of another kind"
             if kind == "other"
@@ -49,15 +49,19 @@ def refuse_unless_causal(name: str, config: Mapping[str, object]) -> None:
             if kind[0] in "aeiou"
             else f"a {kind} model"
         )
-        raise ModelError(f"{name} is {what} ({first}); labels need a decoder-only language model: choose another")
-    if config.get("auto_map") and not _transformers_reads(str(config.get("model_type") or "")):
+        raise ModelError(
+            f"{name} is {what} ({first}); "
+            "labels need a decoder-only language model or a sentence encoder: choose another"
+        )
+    if config.get("auto_map") and not _transformers_reads(str(config.get("model_type") or ""), kind):
         raise ModelError(
             f"{name} ({first}) needs code of its own from the hub, which is never run; choose another model"
         )
+    return kind
 
 
-def _transformers_reads(family: str) -> bool:
-    """Say whether transformers itself has a causal language model of this family (imports transformers)."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+def _transformers_reads(family: str, kind: str) -> bool:
+    """Say whether transformers itself has a model of this family and kind (imports transformers)."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 
-    return family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return family in (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if kind == "causal" else MODEL_MAPPING_NAMES)

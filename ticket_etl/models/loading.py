@@ -1,14 +1,16 @@
-"""Loads a model folder into memory: weights, tokenizer, nothing random, nothing from the network.
+"""Loads a model folder into memory, decoder or encoder: weights, tokenizer, nothing random, nothing from the network.
 
 Not imported by the package itself, because it imports torch and transformers.
 """
 
+import inspect
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import MODEL_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_utils import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -22,15 +24,33 @@ _log = logging.getLogger("ticket_etl")
 def load_model(
     folder: ModelFolder, *, device: str, dtype: torch.dtype
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return the model, ready to read with, and its fast tokenizer; any failure is a ModelError in one line.
+    """Return a causal model, ready to read with, and its fast tokenizer; any failure is a ModelError in one line.
 
     The dtype is always given: without one, transformers follows the file, and half precision is very slow on a CPU.
     """
+    return _load(folder, _causal_weights, device, dtype)
+
+
+def load_encoder(
+    folder: ModelFolder, *, device: str, dtype: torch.dtype
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Return an encoder without any head or pooler, and its fast tokenizer; any failure is a ModelError in one line.
+
+    Called with `input_ids`, `position_ids` and what mask its attention needs, it yields `last_hidden_state`
+    [rows, tokens, hidden]; `ticket_etl.models.pooling` says how vectors are made of it. Attention goes through
+    transformers' AttentionInterface, so that it can be replaced; an architecture that has its own is refused.
+    """
+    return _load(folder, _encoder_weights, device, dtype)
+
+
+def _load(
+    folder: ModelFolder, read_weights: Callable[[ModelFolder, torch.dtype], Any], device: str, dtype: torch.dtype
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     with quiet_libraries(offline=True):
         tokenizer = load_tokenizer(folder)
         try:
-            model = _load_weights(folder, dtype)
-            model.to(device)  # type: ignore[arg-type]
+            model = read_weights(folder, dtype)
+            model.to(device)
         except ModelError:
             raise
         except Exception as error:  # safetensors, torch and transformers each have their own
@@ -40,7 +60,10 @@ def load_model(
 
 
 def load_tokenizer(folder: ModelFolder) -> PreTrainedTokenizerBase:
-    """Return the fast tokenizer of a model folder without reading any weights."""
+    """Return the fast tokenizer of a model folder without reading any weights.
+
+    Truncation and padding that its file asks for (MiniLM: always 128 tokens) are off; what to cut is not its decision.
+    """
     try:
         with quiet_libraries(offline=True):
             tokenizer = AutoTokenizer.from_pretrained(
@@ -52,6 +75,8 @@ def load_tokenizer(folder: ModelFolder) -> PreTrainedTokenizerBase:
         ) from error
     if not tokenizer.is_fast or not len(tokenizer):
         raise ModelError(f"{folder.name} has no fast tokenizer (tokenizer.json) in {folder.path}; use another model")
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
     return tokenizer
 
 
@@ -74,26 +99,37 @@ def load_shape(folder: ModelFolder) -> ModelShape:
     return ModelShape(config.vocab_size, config.hidden_size, inner, bool(whole.tie_word_embeddings))
 
 
-def _load_weights(folder: ModelFolder, dtype: torch.dtype) -> PreTrainedModel:
+def _causal_weights(folder: ModelFolder, dtype: torch.dtype) -> Any:
     config = AutoConfig.from_pretrained(str(folder.path), local_files_only=True, trust_remote_code=False)
     # The fused kernel has no place for soft-capping, so such models need the plain one.
     attention = "eager" if getattr(config, "attn_logit_softcapping", None) is not None else "sdpa"
     try:
-        model, info = _from_pretrained(folder, config, dtype, attention)
+        return _from_pretrained(AutoModelForCausalLM, folder, config, dtype, attention)
     except ValueError as error:
         if attention == "eager" or "scaled_dot_product_attention" not in str(error):
             raise
         _log.info("%s has no fused attention; using the plain one", folder.name)
-        model, info = _from_pretrained(folder, config, dtype, "eager")
-    _refuse_random_weights(folder, info)
-    return model
+        return _from_pretrained(AutoModelForCausalLM, folder, config, dtype, "eager")
+
+
+def _encoder_weights(folder: ModelFolder, dtype: torch.dtype) -> Any:
+    config = AutoConfig.from_pretrained(str(folder.path), local_files_only=True, trust_remote_code=False)
+    architecture: Any = MODEL_MAPPING[type(config)]
+    takes_positions = "position_ids" in inspect.signature(architecture.forward).parameters
+    if not (takes_positions and architecture._supports_attention_backend and architecture._supports_sdpa):
+        raise ModelError(
+            f"{folder.name} is of an architecture ({config.model_type}) with an attention of its own; "
+            "choose an encoder such as BERT, RoBERTa, XLM-RoBERTa or DistilBERT"
+        )
+    has_pooler = "add_pooling_layer" in inspect.signature(architecture.__init__).parameters
+    without_pooler = {"add_pooling_layer": False} if has_pooler else {}
+    return _from_pretrained(AutoModel, folder, config, dtype, "sdpa", **without_pooler)
 
 
 def _from_pretrained(
-    folder: ModelFolder, config: Any, dtype: torch.dtype, attention: str
-) -> tuple[Any, dict[str, Any]]:
-    from_pretrained: Any = AutoModelForCausalLM.from_pretrained  # typed as if it never returned the loading info
-    return from_pretrained(
+    auto: Any, folder: ModelFolder, config: Any, dtype: torch.dtype, attention: str, **model_arguments: Any
+) -> Any:
+    model, info = auto.from_pretrained(
         str(folder.path),
         config=config,
         dtype=dtype,
@@ -102,7 +138,10 @@ def _from_pretrained(
         use_safetensors=True,
         trust_remote_code=False,
         output_loading_info=True,
+        **model_arguments,
     )
+    _refuse_random_weights(folder, info)
+    return model
 
 
 def _refuse_random_weights(folder: ModelFolder, info: dict[str, Any]) -> None:

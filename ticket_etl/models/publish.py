@@ -86,12 +86,15 @@ def _remove_leftovers(target: Path, older_than: float) -> None:
 
 
 def _settle(folder: Path) -> None:
-    """Give every file the permissions of the folder (a cache may be shared) and bring it to the disk."""
+    """Give every file the permissions of the folder (a cache may be shared) and bring it all to the disk."""
     mode = folder.stat().st_mode & 0o666
     for path in folder.iterdir():
-        path.chmod(mode)
-        with path.open("rb") as stream:
-            os.fsync(stream.fileno())
+        if path.is_dir():
+            _settle(path)
+        else:
+            path.chmod(mode)
+            with path.open("rb") as stream:
+                os.fsync(stream.fileno())
     sync_folder(folder)
 
 

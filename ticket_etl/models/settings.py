@@ -8,15 +8,15 @@ from pathlib import Path
 from ticket_etl.atomic import replace_atomically
 from ticket_etl.errors import OutputError, UsageError
 from ticket_etl.models import places
-from ticket_etl.models.embedded import NAME as EMBEDDED
+from ticket_etl.models.embedded import DEFAULT
 
 _MODEL_LINE = re.compile(r"""^model[ \t]*=[ \t]*("[^"\n]*"|'[^'\n]*')""", re.MULTILINE)
 _FIRST_TABLE = re.compile(r"^[ \t]*\[", re.MULTILINE)
 
 
 def default_model() -> str:
-    """Return the model that the user made the default, else the embedded one."""
-    return str(_parse(_read(places.user_config_path())).get("model") or EMBEDDED)
+    """Return the model that the user made the default, else the embedded default."""
+    return str(_parse(_read(places.user_config_path())).get("model") or DEFAULT)
 
 
 def set_default_model(name: str) -> Path:
