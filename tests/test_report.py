@@ -21,7 +21,7 @@ from ticket_etl.report_html import render_page
 from ticket_etl.strategies import STRATEGIES
 from ticket_etl.tally import Tally, quantile
 from ticket_etl.trie import build_trie
-from ticket_etl.verdicts import EMPTY, FAILED, OK, TRUNCATED, Verdicts, blank_verdicts
+from ticket_etl.verdicts import ABSTAINED, EMPTY, FAILED, OK, TRUNCATED, Verdicts, blank_verdicts
 
 NAMES = ("billing", "bug", "R\u00fcckgabe")
 SEQUENCES = ((1, 0), (2, 0), (3, 0))
@@ -32,7 +32,7 @@ quickly = settings(max_examples=40, deadline=None)
 
 def verdict_of(status: int, label: int = 0, score: float = 0.9, margin: float = 2.2) -> Verdicts:
     verdict = blank_verdicts(1, status)
-    if status in (OK, TRUNCATED):
+    if status in (OK, TRUNCATED, ABSTAINED):
         verdict["label"], verdict["score"], verdict["margin"] = label, score, margin
     return verdict
 
@@ -40,7 +40,9 @@ def verdict_of(status: int, label: int = 0, score: float = 0.9, margin: float = 
 def verdict_lists() -> st.SearchStrategy[list[Verdicts]]:
     floats = st.floats(0, 1, width=32)
     margins = st.one_of(st.floats(0, 100, width=32), st.sampled_from([0.0, 0.5, 8.0, float("inf")]))
-    one = st.builds(verdict_of, st.sampled_from([OK, TRUNCATED, EMPTY, FAILED]), st.integers(0, 2), floats, margins)
+    one = st.builds(
+        verdict_of, st.sampled_from([OK, TRUNCATED, EMPTY, FAILED, ABSTAINED]), st.integers(0, 2), floats, margins
+    )
     return st.lists(one, max_size=30)
 
 
@@ -86,6 +88,7 @@ def report_of(tally: Tally, strategy: str = "bucketed+prefix", quarantined: int 
         score_histogram=scores,
         margin_histogram=margins,
         certification=None,
+        drift=None,
         model={"name": "tiny", "revision": "0123456789abcdef", "source": "a folder", "licence": "none"},
         machine={"device": "cpu", "dtype": "float32", "threads": 1},
         settings={"strategy": strategy},
@@ -105,18 +108,21 @@ def strict(text: str) -> dict:
 @quickly
 @given(verdict_lists(), st.integers(0, 5))
 def test_rows_add_up(verdicts: list[Verdicts], quarantined: int) -> None:
-    """Read = labelled + empty + failed + quarantined; truncated rows are labelled; each label's count is there."""
+    """Read = labelled + abstained + empty + failed + quarantined; truncated rows are labelled, abstained ones not."""
     outcome = report_of(tally_of(verdicts), quarantined=quarantined)
     rows = outcome.rows
     assert rows["read"] == len(verdicts) + quarantined
-    assert rows["read"] == rows["labelled"] + rows["empty"] + rows["failed"] + rows["quarantined"]
-    assert rows["truncated"] == sum(int(verdict["status"][0]) == TRUNCATED for verdict in verdicts)
+    outcomes = ("labelled", "abstained", "empty", "failed", "quarantined")
+    assert rows["read"] == sum(rows[outcome] for outcome in outcomes)
+    for name, status in (("truncated", TRUNCATED), ("abstained", ABSTAINED)):
+        assert rows[name] == sum(int(verdict["status"][0]) == status for verdict in verdicts)
     assert sum(outcome.labels.values()) == rows["labelled"]
 
 
 @quickly
 @given(verdict_lists())
-def test_histograms_hold_every_labelled_row_once(verdicts: list[Verdicts]) -> None:
+def test_histograms_hold_every_scored_row_once(verdicts: list[Verdicts]) -> None:
+    """The abstained ones too: a histogram does not depend on the threshold."""
     tally = tally_of(verdicts)
     scores, margins = report.histograms(tally)
     margins_found = [float(verdict["margin"][0]) for verdict in verdicts if verdict["label"][0] >= 0]
@@ -159,23 +165,24 @@ def test_names_beyond_ascii_stay_readable() -> None:
 
 @pytest.mark.parametrize(
     ("statuses", "quarantined", "code"),
-    [([], 0, 0), ([OK, TRUNCATED, EMPTY], 0, 0), ([OK, FAILED], 0, 5), ([OK], 1, 5), ([FAILED], 2, 5)],
+    [([], 0, 0), ([OK, TRUNCATED, EMPTY, ABSTAINED], 0, 0), ([OK, FAILED], 0, 5), ([OK], 1, 5), ([FAILED], 2, 5)],
 )
 def test_exit_code(statuses: list[int], quarantined: int, code: int) -> None:
-    """Failed or quarantined tickets are 5; empty and truncated ones are no fault."""
+    """Failed or quarantined tickets are 5; empty, truncated and abstained ones are no fault."""
     outcome = report_of(tally_of([verdict_of(status) for status in statuses]), quarantined=quarantined)
     assert outcome.exit_code == code
 
 
 def test_summary_for_the_terminal() -> None:
     """The figures of the contract: tickets, labels, tickets/s, padding of run, naive and arrival, prefix savings."""
-    verdicts = [verdict_of(OK, 1), verdict_of(OK, 1), verdict_of(TRUNCATED, 0), verdict_of(EMPTY)]
+    verdicts = [verdict_of(status, label) for status, label in ((OK, 1), (OK, 1), (TRUNCATED, 0), (EMPTY, 0))]
+    verdicts.append(verdict_of(ABSTAINED, 1))
     tally = tally_of(verdicts, lengths=(40, 3, 7))
     tally.duplicates = 1
     tally.resumed_rows = 2
     outcome = report_of(tally)
     text = str(outcome)
-    assert "4 read, 3 labelled, 1 truncated, 1 empty" in text
+    assert "5 read, 3 labelled, 1 truncated, 1 abstained, 1 empty" in text
     assert "failed" not in text
     assert "1 duplicates scored once, 2 rows from the interrupted run" in text
     assert "bug 2  billing 1  R\u00fcckgabe 0" in text
@@ -190,6 +197,20 @@ def test_summary_for_the_terminal() -> None:
 def test_summary_of_nothing() -> None:
     """An empty input is no error."""
     assert "0 read, 0 labelled" in str(report_of(tally_of([])))
+
+
+def drift_of(psi: float | None, shifted: bool) -> dict:
+    judged = {"psi": psi, "chance": psi, "shifted": shifted}
+    return {"report": "old.json", "finished": "2025-01-01T00:00:00+00:00", "labels": judged, "scores": judged}
+
+
+def test_drift_in_the_summary() -> None:
+    """Only where an earlier run was named."""
+    outcome = report_of(tally_of([]))
+    assert "drift" not in str(outcome)
+    for psi, shifted, says in ((0.1234, True, "0.123 (shifted)"), (None, False, "? (no shift)")):
+        text = str(dataclasses.replace(outcome, drift=drift_of(psi, shifted)))
+        assert f"labels PSI {says}, scores PSI {says} since old.json of 2025-01-01T00:00:00+00:00" in text
 
 
 # Tokens
@@ -273,11 +294,14 @@ def test_quantile_of_nothing_is_zero() -> None:
 def test_page_is_self_contained_and_escapes() -> None:
     """No script, nothing to load, and a label with markup in its name stays text."""
     some_report = dataclasses.replace(
-        report_of(tally_of([verdict_of(OK)], (5, 9))), labels={"<b>bold</b> $x$": 3, "bug": 1}
+        report_of(tally_of([verdict_of(OK)], (5, 9))),
+        labels={"<b>bold</b> $x$": 3, "bug": 1},
+        drift=drift_of(0.5, True) | {"label_shares": {"<b>bold</b>": {"earlier": 0.25, "now": 0.75}}},
     )
     page = render_page(some_report)
     assert page.count("<svg") == 4
     assert "<script" not in page
     assert "<b>bold" not in page
+    assert "<th>label_shares.&lt;b&gt;bold&lt;/b&gt;.now</th><td>0.75</td>" in page
     assert not re.search(r'(src|href)="(?!#)', page.replace("xmlns:xlink", ""))
     assert page == render_page(some_report)

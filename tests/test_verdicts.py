@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ticket_etl.verdicts import (
+    ABSTAINED,
     EMPTY,
     FAILED,
     OK,
@@ -15,6 +16,7 @@ from ticket_etl.verdicts import (
     STATUSES,
     TRUNCATED,
     VERDICT,
+    Abstention,
     Verdicts,
     blank_verdicts,
     decide,
@@ -131,4 +133,66 @@ def test_output_of_no_rows_has_the_schema() -> None:
 
 
 def test_statuses_are_the_contracts() -> None:
-    assert [STATUSES[status] for status in (OK, TRUNCATED, EMPTY, FAILED)] == ["ok", "truncated", "empty", "failed"]
+    names = [STATUSES[status] for status in (OK, TRUNCATED, EMPTY, FAILED, ABSTAINED)]
+    assert names == ["ok", "truncated", "empty", "failed", "abstained"]
+
+
+def test_codes_of_statuses_stay() -> None:
+    """Journals and label caches hold them."""
+    assert (OK, TRUNCATED, EMPTY, FAILED, ABSTAINED) == (0, 1, 2, 3, 4)
+
+
+# Abstaining
+
+
+def two_labels(*shares: float, truncated: bool = False) -> Verdicts:
+    """Verdicts between two labels whose first has these probabilities; the margin is log(p / (1 - p))."""
+    return decide_all([[np.log(share), np.log1p(-share)] for share in shares], truncated=truncated)
+
+
+@settings(max_examples=100, deadline=None)
+@given(log_prob_rows(), st.sampled_from([0.0, 0.3, 0.78, 1.0]), st.sampled_from([0.0, 0.25, 0.5, 7.0]))
+def test_label_below_a_threshold_does_not_stand(log_probs: np.ndarray, min_score: float, min_margin: float) -> None:
+    """Either threshold is enough; a label that just reaches both stands, and nothing but the status changes."""
+    scored = decide(log_probs, np.zeros(len(log_probs), dtype=bool))
+    decided = Abstention(min_score, min_margin).apply(scored)
+    for before, after in zip(scored, decided, strict=True):
+        below = before["score"] < np.float32(min_score) or before["margin"] < np.float32(min_margin)
+        assert after["status"] == (ABSTAINED if below else before["status"])
+        for name in ("label", "score", "margin"):
+            assert after[name] == before[name]
+
+
+def test_score_at_the_threshold_stands() -> None:
+    """0.7 is no float32 number; a score of 0.7 reaches --min-score 0.7 all the same."""
+    verdicts = two_labels(0.6, 0.7)
+    verdicts["score"] = [np.nextafter(np.float32(0.7), np.float32(0.0)), np.float32(0.7)]
+    assert Abstention(min_score=0.7).apply(verdicts)["status"].tolist() == [ABSTAINED, OK]
+
+
+def test_only_what_has_a_label_abstains() -> None:
+    """Empty and failed tickets stay what they are; an uncertain label of a cut ticket does not stand either."""
+    verdicts = np.concatenate(
+        [blank_verdicts(1, EMPTY), blank_verdicts(1, FAILED), two_labels(0.6, 0.9, truncated=True)]
+    )
+    decided = Abstention(min_score=0.8, min_margin=0.5).apply(verdicts)
+    assert decided["status"].tolist() == [EMPTY, FAILED, ABSTAINED, TRUNCATED]
+
+
+def test_verdicts_that_abstain_are_a_copy() -> None:
+    """What the journal holds is threshold-free, and read-only."""
+    verdicts = np.frombuffer(two_labels(0.6).tobytes(), dtype=VERDICT)
+    assert Abstention(min_score=0.8).apply(verdicts)["status"].tolist() == [ABSTAINED]
+    assert verdicts["status"].tolist() == [OK]
+
+
+@pytest.mark.parametrize(("fallback", "label"), [(None, None), ("unsure", "unsure"), ("bug", "bug")])
+def test_abstained_row_of_the_output(fallback: str | None, label: str | None) -> None:
+    """No label or the fallback, which may be one of the labels; score and margin stay those of the best label."""
+    verdicts = np.concatenate([two_labels(0.6, 0.9), blank_verdicts(1, EMPTY)])
+    batch = output_batch(Abstention(min_score=0.8).apply(verdicts), NAMES, fallback=fallback)
+    assert batch["label"].to_pylist() == [label, "billing", None]
+    assert batch["label_score"].to_pylist() == [pytest.approx(0.6), pytest.approx(0.9), None]
+    assert batch["label_margin"].to_pylist() == [pytest.approx(np.log(1.5)), pytest.approx(np.log(9)), None]
+    assert batch["label_status"].to_pylist() == ["abstained", "ok", "empty"]
+    batch.validate(full=True)

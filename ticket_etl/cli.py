@@ -17,7 +17,7 @@ import click
 from ticket_etl import STRATEGIES, __version__
 from ticket_etl.config import JobConfig, ScoringConfig
 from ticket_etl.errors import Interrupted, OutputError, TicketEtlError
-from ticket_etl.options import PATH, common_options, option, scoring_options
+from ticket_etl.options import PATH, cache_option, common_options, option, output_prefix_option, scoring_options
 from ticket_etl.process import (
     check_current_folder,
     drop_standard_output,
@@ -84,21 +84,34 @@ def cli() -> None:
 @cli.command(no_args_is_help=True)
 @click.argument("input", metavar="IN")
 @click.argument("output", metavar="OUT", type=PATH)
-@option("--output-prefix", default="", metavar="TEXT", help="Put before the names of the output columns.")
+@output_prefix_option
 @option("--replace-columns", is_flag=True, help="Replace input columns that have an output column's name.")
 @option("--clobber/--no-clobber", default=True, help="Whether an existing OUT may be replaced.")
 @option(
-    "--cache",
-    type=PATH,
-    metavar="FILE",
-    envvar="TICKET_ETL_CACHE_FILE",
-    help="Keep labels by text in this file (SQLite), so that the next run scores only new texts.",
+    "--min-score",
+    type=click.FloatRange(0, 1),
+    metavar="P",
+    help="Labels of a lower probability do not stand: status abstained, no label.  [default: all stand]",
 )
+@option(
+    "--min-margin",
+    type=click.FloatRange(min=0),
+    metavar="M",
+    help="The same for labels closer to the runner-up, in log-odds.  [default: all stand]",
+)
+@option("--fallback-label", metavar="NAME", help="What the label column holds where a label does not stand.")
+@cache_option
 @option(
     "--report",
     type=PATH,
     metavar="FILE",
     help="Where the report goes, as JSON or as a page (.html).  [default: OUT.report.json]",
+)
+@option(
+    "--compare-report",
+    type=PATH,
+    metavar="FILE",
+    help="Report of an earlier run (OUT.report.json); warn if labels or scores have shifted since.",
 )
 @scoring_options
 @click.pass_context

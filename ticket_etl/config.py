@@ -43,14 +43,21 @@ class ScoringConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class JobConfig(ScoringConfig):
-    """The nightly job: scoring, and what becomes of the labels."""
+    """The nightly job: scoring, and what becomes of the labels.
+
+    min_score is a probability, min_margin log-odds to the runner-up: a label below either does not stand.
+    """
 
     output: Path
     output_prefix: str = ""
     replace_columns: bool = False
     clobber: bool = True
     report: Path | None = None
+    compare_report: Path | None = None
     cache: Path | None = None
+    min_score: float | None = None
+    min_margin: float | None = None
+    fallback_label: str | None = None
 
     @property
     def report_path(self) -> Path:

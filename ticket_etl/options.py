@@ -96,6 +96,17 @@ def _set_verbosity(context: click.Context, parameter: click.Parameter, value: bo
 
 PATH = click.Path(path_type=Path)
 
+output_prefix_option = option(
+    "--output-prefix", default="", metavar="TEXT", help="Put before the names of the output columns."
+)
+cache_option = option(
+    "--cache",
+    type=PATH,
+    metavar="FILE",
+    envvar="TICKET_ETL_CACHE_FILE",
+    help="Keep labels by text in this file (SQLite), so that the next run scores only new texts.",
+)
+
 
 def common_options(command: F) -> F:
     """Options of every command."""

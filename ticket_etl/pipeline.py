@@ -17,13 +17,14 @@ from ticket_etl.atomic import replace_atomically
 from ticket_etl.cache import open_cache
 from ticket_etl.config import JobConfig
 from ticket_etl.journal import Journal, fingerprint_text, open_journal
+from ticket_etl.label_drift import compare_runs, drift_warnings
 from ticket_etl.machine import peak_memory_bytes, versions
-from ticket_etl.preflight import check_paths, check_request
+from ticket_etl.preflight import check_abstention, check_earlier_run, check_paths, check_request
 from ticket_etl.process import readable
 from ticket_etl.report import RunReport
 from ticket_etl.tally import Tally
 from ticket_etl.tickets import Tickets, check_output, open_tickets, write_labelled
-from ticket_etl.verdicts import output_batch, output_schema
+from ticket_etl.verdicts import Abstention, output_batch, output_schema
 from ticket_etl.windows import one_ahead, windows
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
     """
     clock, started = time.monotonic(), utc_now()
     check_paths(config)
+    abstention, earlier = check_abstention(config), check_earlier_run(config)
     labels, folder = check_request(config)
     tally = Tally(labels=len(labels.names))
     with ExitStack() as stack:
@@ -80,13 +82,18 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
         labeller = scoring.labeller(tally, certifier, cache)
         score_windows(config, tickets, labeller, journal, tally, lambda done: on_progress(done, tickets.num_rows))
         with tally.stage("write"):
-            labelled = labelled_batches(journal, tally, scoring, config.output_prefix)
+            labelled = labelled_batches(journal, tally, scoring, config.output_prefix, abstention)
             write_labelled(tickets, config.output, labelled, output_columns=schema, **options)
             tickets.write_rejects(config.rejects_path)
         journal.discard()
         certification = None if certifier is None else certifier.count.summary()
         seconds = time.monotonic() - clock
         outcome = make_report(config, tickets, scoring, tally, fingerprint, certification, started, seconds)
+        if earlier is not None:
+            drift = compare_runs(earlier, outcome)
+            outcome = dataclasses.replace(outcome, drift=drift)
+            for line in drift_warnings(drift):
+                log.warning("%s", line)
         with replace_atomically(config.report_path) as file:
             file.write(outcome.to_json().encode())
         if config.page_path is not None:
@@ -128,11 +135,14 @@ def score_windows(
         on_done(done_rows)
 
 
-def labelled_batches(journal: Journal, tally: Tally, scoring: "Scoring", prefix: str) -> Iterator[pa.RecordBatch]:
+def labelled_batches(
+    journal: Journal, tally: Tally, scoring: "Scoring", prefix: str, abstention: Abstention
+) -> Iterator[pa.RecordBatch]:
     """The output columns of all rows, in order, counted on their way."""
-    for _, verdicts in journal.windows():
+    for _, scored in journal.windows():
+        verdicts = abstention.apply(scored)
         tally.count_verdicts(verdicts)
-        yield output_batch(verdicts, scoring.labels.names, prefix)
+        yield output_batch(verdicts, scoring.labels.names, prefix, abstention.fallback)
 
 
 def job_fingerprint(config: JobConfig, tickets: Tickets, scoring: "Scoring") -> dict[str, str]:
@@ -195,6 +205,7 @@ def make_report(
         score_histogram=score_histogram,
         margin_histogram=margin_histogram,
         certification=certification,
+        drift=None,
         model={
             "name": readable(scoring.folder.name),
             "revision": scoring.folder.revision,

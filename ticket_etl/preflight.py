@@ -1,5 +1,6 @@
 """The cheap checks, made before any data is read and without loading torch."""
 
+import math
 import os
 import stat
 import tempfile
@@ -9,9 +10,11 @@ from pathlib import Path
 from ticket_etl.config import JobConfig, ScoringConfig
 from ticket_etl.errors import OutputError, UsageError
 from ticket_etl.journal import journal_path
+from ticket_etl.label_drift import EarlierRun, load_earlier_run
 from ticket_etl.labels import LabelSet, load_labels
 from ticket_etl.models import ModelFolder, default_model, find_model
 from ticket_etl.strategies import STRATEGIES
+from ticket_etl.verdicts import Abstention
 
 
 def check_request(config: ScoringConfig) -> tuple[LabelSet, ModelFolder]:
@@ -25,6 +28,41 @@ def check_request(config: ScoringConfig) -> tuple[LabelSet, ModelFolder]:
         raise UsageError(f"unknown strategy {config.strategy!r}; known are {', '.join(STRATEGIES)}")
     labels = load_labels(config.labels)
     return labels, find_model(config.model or default_model())
+
+
+def check_abstention(config: JobConfig) -> Abstention:
+    """From where on labels do not stand, as the configuration has it.
+
+    Raises:
+        UsageError: a threshold that is no probability or no log-odds, or a fallback label that cannot be written.
+    """
+    score, margin = config.min_score or 0.0, config.min_margin or 0.0
+    if not 0.0 <= score <= 1.0:
+        raise UsageError(f"--min-score {score} is not a probability; give a number from 0 to 1")
+    if not 0.0 <= margin < math.inf:
+        raise UsageError(f"--min-margin {margin} is not a distance in log-odds; give a number from 0 up")
+    fallback = config.fallback_label
+    if fallback is not None:
+        if not fallback.strip() or fallback != fallback.strip():
+            raise UsageError(f"--fallback-label {fallback!r} is blank or has white space at its ends; give a name")
+        if not score and not margin:
+            raise UsageError("--fallback-label is for uncertain labels; set --min-score or --min-margin too")
+        try:
+            fallback.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"--fallback-label {fallback!r} is not UTF-8; give a name in UTF-8") from error
+    return Abstention(score, margin, fallback)
+
+
+def check_earlier_run(config: JobConfig) -> EarlierRun | None:
+    """The earlier run that this one is compared with, if one is named.
+
+    It may be the report that this run is going to replace: it is read now.
+
+    Raises:
+        UsageError: there is no such file, or it is not a report.
+    """
+    return None if config.compare_report is None else load_earlier_run(config.compare_report)
 
 
 def check_paths(config: JobConfig) -> None:

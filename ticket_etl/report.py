@@ -8,14 +8,19 @@ from ticket_etl.errors import EXIT_PARTIAL
 from ticket_etl.plan import padding_fraction
 from ticket_etl.strategies import STRATEGIES
 from ticket_etl.tally import MARGIN_EDGES, SCORE_EDGES, Tally, quantile
-from ticket_etl.verdicts import EMPTY, FAILED, OK, TRUNCATED
+from ticket_etl.verdicts import ABSTAINED, EMPTY, FAILED, OK, TRUNCATED
+
+_NOTED = ("truncated", "abstained", "empty", "failed", "quarantined")
+"""Outcomes that the summary names where there are any."""
 
 
 @dataclass(frozen=True)
 class RunReport:
     """What a run did. Times are UTC (ISO 8601), durations seconds of a monotonic clock, fractions between 0 and 1.
 
-    rows: read = labelled + empty + failed + quarantined; truncated ones are among the labelled.
+    rows: read = labelled + abstained + empty + failed + quarantined; truncated ones are among the labelled.
+    labels: of the labelled rows; the histograms hold the abstained ones too.
+    drift: how labels and scores compare with an earlier run's (`label_drift.compare_runs`); None where none was named.
     tokens: of the tickets scored in this run; `padding` = computed - real.
     padding_fraction: of this run, and of every strategy's plan for the same tickets.
     """
@@ -35,6 +40,7 @@ class RunReport:
     score_histogram: list[dict[str, Any]]
     margin_histogram: list[dict[str, Any]]
     certification: dict[str, Any] | None
+    drift: dict[str, Any] | None
     model: dict[str, Any]
     machine: dict[str, Any]
     settings: dict[str, Any]
@@ -51,7 +57,7 @@ class RunReport:
 
     def __str__(self) -> str:
         rows, tokens, padding, speed = self.rows, self.tokens, self.padding_fraction, self.throughput
-        notes = [f"{rows[kind]:,} {kind}" for kind in ("truncated", "empty", "failed", "quarantined") if rows[kind]]
+        notes = [f"{rows[kind]:,} {kind}" for kind in _NOTED if rows[kind]]
         reused = [
             f"{rows[kind]:,} {text}"
             for kind, text in (
@@ -73,6 +79,7 @@ class RunReport:
             f" ({speed['scoring_tokens_per_second']:,.0f} tokens/s),"
             f" {speed['run_tickets_per_second']:.1f} tickets/s overall",
             *_certification_lines(self.certification),
+            *_drift_lines(self.drift),
             f"padding     {padding['run']:.1%} with {self.settings['strategy']}"
             f" (naive {padding['naive']:.1%}, arrival order {padding['arrival']:.1%})",
             f"tokens      {tokens['computed']:,} computed, {tokens['prefix_saved']:,} saved by the shared prefix,"
@@ -93,14 +100,28 @@ def _certification_lines(certification: dict[str, Any] | None) -> list[str]:
     ]
 
 
+def _drift_lines(drift: dict[str, Any] | None) -> list[str]:
+    if drift is None:
+        return []
+    judged = [
+        f"{what} PSI {'?' if drift[what]['psi'] is None else format(drift[what]['psi'], '.3f')}"
+        f" ({'shifted' if drift[what]['shifted'] else 'no shift'})"
+        for what in ("labels", "scores")
+    ]
+    return [f"drift       {', '.join(judged)} since {drift['report']} of {drift['finished']}"]
+
+
 def row_counts(tally: Tally, quarantined: int) -> dict[str, int]:
     """The rows of a run by outcome."""
-    truncated, empty, failed = (int(tally.statuses[status]) for status in (TRUNCATED, EMPTY, FAILED))
+    truncated, abstained, empty, failed = (
+        int(tally.statuses[status]) for status in (TRUNCATED, ABSTAINED, EMPTY, FAILED)
+    )
     labelled = int(tally.statuses[OK]) + truncated
     return {
-        "read": labelled + empty + failed + quarantined,
+        "read": labelled + abstained + empty + failed + quarantined,
         "labelled": labelled,
         "truncated": truncated,
+        "abstained": abstained,
         "empty": empty,
         "failed": failed,
         "quarantined": quarantined,

@@ -20,7 +20,7 @@ table { border-collapse: collapse; margin: 1rem 0 } td, th { padding: .2rem .8re
 th { text-align: left; font-weight: 600 } td { text-align: right } svg { max-width: 100%; height: auto }
 """
 _BAR_COLOUR = "#3b6ea5"
-_TABLES = ("rows", "seconds", "throughput", "tokens", "padding_fraction", "certification", "model", "machine")
+_TABLES = ("rows", "seconds", "throughput", "tokens", "padding_fraction", "certification", "drift", "model", "machine")
 
 
 def render_page(report: RunReport) -> str:

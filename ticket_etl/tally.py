@@ -13,7 +13,7 @@ from ticket_etl.collate import Layout
 from ticket_etl.plan import Batch, Limits, computed_tokens
 from ticket_etl.prompt import Prompt, TokenIds
 from ticket_etl.strategies import STRATEGIES
-from ticket_etl.verdicts import STATUSES, Verdicts
+from ticket_etl.verdicts import ABSTAINED, STATUSES, Verdicts
 
 MARGIN_EDGES = np.array([0.0, 0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, np.inf])
 SCORE_EDGES = np.linspace(0.0, 1.0, 11)
@@ -81,12 +81,13 @@ class Tally:
             self.plans[name].computed += computed_tokens(strategy.planner(lengths, bounded))
 
     def count_verdicts(self, verdicts: Verdicts) -> None:
-        """Count rows as they go to OUT."""
+        """Count rows as they go to OUT: labels of those that are labelled, scores and margins of the abstained too."""
         self.statuses += np.bincount(verdicts["status"], minlength=len(STATUSES))
-        labelled = verdicts[verdicts["label"] >= 0]
+        scored = verdicts[verdicts["label"] >= 0]
+        labelled = scored[scored["status"] != ABSTAINED]
         self.label_counts += np.bincount(labelled["label"], minlength=self.labels)
-        self.score_counts += np.histogram(labelled["score"].clip(0.0, 1.0), SCORE_EDGES)[0]
-        self.margin_counts += np.histogram(labelled["margin"], MARGIN_EDGES)[0]
+        self.score_counts += np.histogram(scored["score"].clip(0.0, 1.0), SCORE_EDGES)[0]
+        self.margin_counts += np.histogram(scored["margin"], MARGIN_EDGES)[0]
 
 
 def quantile(lengths: Counter[int], share: float) -> int:
