@@ -98,7 +98,7 @@ def _read_modules(path: Path, name: str) -> dict[str, str]:
 
 def _read_mode(path: Path, name: str, folder: str) -> str:
     config_name = f"{folder}/config.json"
-    if not fnmatch.fnmatchcase(config_name, MODULE_CONFIGS):  # only those are hashed and downloaded
+    if "/" in folder or not fnmatch.fnmatchcase(config_name, MODULE_CONFIGS):  # only those are hashed and downloaded
         raise ModelError(
             f"{name} has its pooling in {folder!r} instead of 1_Pooling; save it again with save_pretrained"
         )
@@ -134,5 +134,7 @@ def _max_seq_length(
     lengths = [stated] if isinstance(stated, int) else []
     lengths += [positions - first_position] if isinstance(positions, int) and positions > 0 else []
     if not lengths or min(lengths) <= 2:
-        raise ModelError(f"{name} states no max_position_embeddings in config.json; choose another encoder")
+        raise ModelError(
+            f"{name} states no usable max_position_embeddings in config.json, nor max_seq_length; choose another encoder"
+        )
     return min(lengths)
