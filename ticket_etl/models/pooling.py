@@ -135,6 +135,6 @@ def _max_seq_length(
     lengths += [positions - first_position] if isinstance(positions, int) and positions > 0 else []
     if not lengths or min(lengths) <= 2:
         raise ModelError(
-            f"{name} states no usable max_position_embeddings in config.json, nor max_seq_length; choose another encoder"
+            f"{name} states no usable max_position_embeddings in config.json or max_seq_length; choose another encoder"
         )
     return min(lengths)
