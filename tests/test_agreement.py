@@ -8,7 +8,8 @@ from tests.tiny import LAYOUTS, tiny_model, tiny_tokenizer
 from ticket_etl.labels import Label, LabelSet
 from ticket_etl.language_model import LanguageModel
 from ticket_etl.plan import Limits, restore_order
-from ticket_etl.prompt import TicketEncoder
+from ticket_etl.prompt import TicketEncoder, build_prompt
+from ticket_etl.readings import LabelReading
 from ticket_etl.scorers import Reference, Scorer, build_scorer
 from ticket_etl.strategies import REFERENCE, STRATEGIES, Strategy
 
@@ -46,18 +47,18 @@ class Case:
     def __init__(self, layout: str, names: list[str], *, chat: bool = True) -> None:
         tokenizer = tiny_tokenizer(chat=chat)
         label_set = LabelSet(tuple(Label(name) for name in names), system="Sort.", instruction="Choose.")
-        encoder = TicketEncoder(tokenizer, label_set, max_ticket_tokens=200)
+        encoder = TicketEncoder(tokenizer, build_prompt(tokenizer, label_set), max_ticket_tokens=200)
         self.layout = layout
         self.prompt = encoder.prompt
         self.tickets = [ticket.ids for ticket in encoder.encode(TEXTS)]
         self.scorers: dict[str, tuple[Strategy, Scorer]] = {}
         self.raw = tiny_model(layout, tokenizer)
-        self.model = LanguageModel(tiny_model(layout, tokenizer), self.prompt.labels)
+        self.reading = LabelReading(LanguageModel(tiny_model(layout, tokenizer), self.prompt.labels), self.prompt)
         self.expected = self.score("per-item", self.tickets, Limits())
 
     def score(self, name: str, tickets: list[np.ndarray], limits: Limits) -> np.ndarray:
         if name not in self.scorers:
-            self.scorers[name] = build_scorer(STRATEGIES[name], self.model, self.prompt)
+            self.scorers[name] = build_scorer(STRATEGIES[name], self.reading)
         strategy, scorer = self.scorers[name]
         assert strategy.name == GIVES_WAY.get((self.layout, name), name)
         bounded = Limits(limits.batch_tickets, limits.batch_tokens, scorer.layout.shared_tokens)
@@ -126,7 +127,7 @@ def test_order_of_labels_changes_only_the_prompt() -> None:
         case.prompt.prefix, case.prompt.suffix, shuffled.prompt.labels, shuffled.prompt.sequences
     )
     model = LanguageModel(tiny_model("qwen2", tiny_tokenizer()), prompt.labels)
-    reference = Reference(model, prompt)
+    reference = Reference(LabelReading(model, prompt))
     batch = STRATEGIES["arrival"].planner(reference.layout.lengths(case.tickets), Limits())[0]
     assert (reference.score(batch, case.tickets)[:, ::-1] == case.expected).all()
 
@@ -134,7 +135,7 @@ def test_order_of_labels_changes_only_the_prompt() -> None:
 def test_prefix_cache_is_not_changed_by_batches() -> None:
     """The same batch twice gives the same bits: a forward pass grows its own copy of the cache only."""
     case = Case("qwen2", LABEL_SETS["single-token"])
-    _, scorer = build_scorer(STRATEGIES["arrival+prefix"], case.model, case.prompt)
+    _, scorer = build_scorer(STRATEGIES["arrival+prefix"], case.reading)
     first, second = STRATEGIES["arrival+prefix"].planner(scorer.layout.lengths(case.tickets), Limits(batch_tickets=5))
     before = scorer.score(first, case.tickets)
     scorer.score(second, case.tickets)
@@ -152,6 +153,6 @@ def test_strategy_that_is_wrong_on_a_model_gives_way(
         return tuple((keys * 1.1, values) for keys, values in honest(self, prefix))
 
     monkeypatch.setattr(LanguageModel, "prefix_cache", spoiled)
-    strategy, _ = build_scorer(STRATEGIES["bucketed+prefix"], case.model, case.prompt)
+    strategy, _ = build_scorer(STRATEGIES["bucketed+prefix"], case.reading)
     assert strategy.name == "bucketed"
     assert sum("does not fit this model" in message for message in caplog.messages) == 1

@@ -13,7 +13,8 @@ from ticket_etl.collate import Inputs, Layout
 from ticket_etl.labels import Label, LabelSet
 from ticket_etl.language_model import LanguageModel
 from ticket_etl.plan import Batch, Limits, computed_tokens
-from ticket_etl.prompt import Prompt, TicketEncoder, TokenIds
+from ticket_etl.prompt import Prompt, TicketEncoder, TokenIds, build_prompt
+from ticket_etl.readings import LabelReading
 from ticket_etl.scorers import build_scorer
 from ticket_etl.strategies import STRATEGIES, Strategy
 from ticket_etl.trie import build_trie
@@ -193,10 +194,10 @@ def test_model_is_given_the_planned_tokens(strategy: Strategy, labels: str, monk
     """Counted at the model's own door: the numel of every input_ids, at the planned positions."""
     tokenizer = tiny_tokenizer()
     label_set = LabelSet(tuple(Label(name) for name in LABEL_NAMES[labels]), system="Sort.", instruction="Choose.")
-    encoder = TicketEncoder(tokenizer, label_set, max_ticket_tokens=60)
+    encoder = TicketEncoder(tokenizer, build_prompt(tokenizer, label_set), max_ticket_tokens=60)
     tickets = [ticket.ids for ticket in encoder.encode(TEXTS)]
     raw = tiny_model("qwen2", tokenizer)
-    used, scorer = build_scorer(strategy, LanguageModel(raw, encoder.prompt.labels), encoder.prompt)
+    used, scorer = build_scorer(strategy, LabelReading(LanguageModel(raw, encoder.prompt.labels), encoder.prompt))
     assert used is strategy
     batches = plan_with(strategy, scorer.layout, tickets, Limits(batch_tickets=3, batch_tokens=250))
     assert len(batches) > 1

@@ -68,8 +68,7 @@ def expected(scoring: Scoring, tickets: list[TokenIds]) -> np.ndarray:
 def test_strategies_agree_in_float32(
     scoring: Scoring, tickets: list[TokenIds], expected: np.ndarray, name: str
 ) -> None:
-    exact = scoring.reference_model.at("float32")
-    strategy, scorer = build_scorer(STRATEGIES[name], exact, scoring.encoder.prompt)
+    strategy, scorer = build_scorer(STRATEGIES[name], scoring.exact)
     assert strategy.name == name
     scores = score_plan(scorer, strategy, Limits(batch_tickets=8, batch_tokens=3000), tickets)
     # A label's log-probability far below zero is held to its digits: 2e-5 of it.

@@ -16,6 +16,7 @@ from ticket_etl.language_model import LanguageModel
 from ticket_etl.models import find_model
 from ticket_etl.plan import Limits
 from ticket_etl.prompt import build_prompt
+from ticket_etl.readings import LabelReading
 from ticket_etl.scorers import Reference, build_scorer, score_plan
 from ticket_etl.scoring import Scoring
 from ticket_etl.strategies import REFERENCE, STRATEGIES
@@ -125,11 +126,11 @@ def test_packed_float32_gives_the_reference_scores(layout: str) -> None:
     """On every layout, whichever of its layers could be packed; the reference itself runs on the plain layers."""
     tokenizer = tiny_tokenizer()
     prompt = build_prompt(tokenizer, LabelSet((Label("billing a"), Label("billing b"), Label("bug"))))
-    plain = LanguageModel(tiny_model(layout, tokenizer), prompt.labels)
+    plain = LabelReading(LanguageModel(tiny_model(layout, tokenizer), prompt.labels), prompt)
     random = np.random.default_rng(0)
     tickets = [random.integers(5, 300, size).astype(np.int32) for size in (3, 40, 11, 1)]
-    expected = score_plan(Reference(plain, prompt), REFERENCE, Limits(), tickets)
-    strategy, scorer = build_scorer(STRATEGIES["packed+prefix"], plain.at(FLOAT32), prompt)
+    expected = score_plan(Reference(plain), REFERENCE, Limits(), tickets)
+    strategy, scorer = build_scorer(STRATEGIES["packed+prefix"], plain.at(FLOAT32))
     assert np.abs(score_plan(scorer, strategy, Limits(), tickets) - expected).max() <= 1e-4
 
 

@@ -15,14 +15,14 @@ from ticket_etl.collate import Layout
 from ticket_etl.labeller import Labeller, is_blank, text_key
 from ticket_etl.labels import Label, LabelSet
 from ticket_etl.plan import Batch, Limits
-from ticket_etl.prompt import TicketEncoder, TokenIds
+from ticket_etl.prompt import TicketEncoder, TokenIds, build_prompt
 from ticket_etl.strategies import STRATEGIES
 from ticket_etl.tally import Tally
 from ticket_etl.verdicts import EMPTY, FAILED, OK, TRUNCATED, Verdicts
 
 LABELS = LabelSet((Label("a"), Label("b"), Label("c")), system="Sort.", instruction="Choose.")
 TOKENIZER = tiny_tokenizer()
-ENCODER = TicketEncoder(TOKENIZER, LABELS, max_ticket_tokens=30)
+ENCODER = TicketEncoder(TOKENIZER, build_prompt(TOKENIZER, LABELS), max_ticket_tokens=30)
 STRATEGY = STRATEGIES["token-budget+prefix"]
 BROKEN = "broken"
 HOPELESS = "hopeless"
@@ -42,6 +42,7 @@ class StandIn:
 
     def __init__(self, *fails: str, shares_prefix: bool = True) -> None:
         self.layout = Layout(ENCODER.prompt, shares_prefix)
+        self.values = len(LABELS.names)
         self.fails = {text: ENCODER.encode([text])[0].ids.tolist() for text in fails}
         self.batches: list[list[str]] = []
 

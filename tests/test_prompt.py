@@ -50,7 +50,8 @@ def tokenizer_with(template: str | None, *, eos: str = "<|im_end|>", adds_bos: b
 
 
 def encoder_with(template: str | None, labels: LabelSet = LABELS, **how: object) -> TicketEncoder:
-    return TicketEncoder(tokenizer_with(template, **how), labels, max_ticket_tokens=200)
+    tokenizer = tokenizer_with(template, **how)
+    return TicketEncoder(tokenizer, build_prompt(tokenizer, labels), max_ticket_tokens=200)
 
 
 def text_of(tokenizer: PreTrainedTokenizerFast, ids: np.ndarray) -> str:
@@ -134,7 +135,7 @@ def test_special_tokens_of_a_prompt_are_the_templates_own() -> None:
 def test_over_long_ticket_keeps_head_and_tail(count: int, limit: int, word: str) -> None:
     """Exactly as many tokens as are allowed, a mark between; a ticket that fits is whole; the suffix is the same."""
     text = "".join(f"{word}{number}" for number in range(count))
-    encoder = TicketEncoder(TOKENIZER, LABELS, max_ticket_tokens=limit)
+    encoder = TicketEncoder(TOKENIZER, build_prompt(TOKENIZER, LABELS), max_ticket_tokens=limit)
     whole = encode_plain(TOKENIZER, [text])[0].tolist()
     mark = encode_plain(TOKENIZER, ["\n[...]\n"])[0].tolist()
     ticket = encoder.encode([text])[0]
@@ -164,7 +165,7 @@ def test_very_long_ticket_is_cut_like_a_long_one() -> None:
 @pytest.mark.parametrize("run", ["a", " ", "=", "\u00e9", "ab", "\n", "\U0001f600"])
 def test_long_runs_take_bounded_time(run: str) -> None:
     """200,000 characters without a word's end, between two letters."""
-    encoder = TicketEncoder(TOKENIZER, LABELS, max_ticket_tokens=2048)
+    encoder = TicketEncoder(TOKENIZER, build_prompt(TOKENIZER, LABELS), max_ticket_tokens=2048)
     start = time.monotonic()
     ticket = encoder.encode(["x" + run * (200_000 // len(run)) + "y"])[0]
     assert time.monotonic() - start < 5.0
@@ -182,7 +183,7 @@ def long_word_encoder() -> TicketEncoder:
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="[UNK]")
     labels = LabelSet((Label(WORDS[0]), Label(WORDS[1])))
-    return TicketEncoder(tokenizer, labels, max_ticket_tokens=20)
+    return TicketEncoder(tokenizer, build_prompt(tokenizer, labels), max_ticket_tokens=20)
 
 
 def test_ticket_of_few_long_tokens_is_not_cut() -> None:
@@ -209,10 +210,12 @@ def test_no_tickets() -> None:
 def test_ticket_gets_the_room_that_the_prompt_leaves() -> None:
     """The full prompt of the longest ticket, label nodes included, is exactly the model's context."""
     fixed = CHAT.prompt.fixed_tokens
-    encoder = TicketEncoder(TOKENIZER, LABELS, max_ticket_tokens=2048, context_tokens=fixed + 30)
+    encoder = TicketEncoder(
+        TOKENIZER, build_prompt(TOKENIZER, LABELS), max_ticket_tokens=2048, context_tokens=fixed + 30
+    )
     assert encoder.max_ticket_tokens == 30
     assert len(encoder.encode(["many words " * 50])[0].ids) + fixed == fixed + 30
-    roomy = TicketEncoder(TOKENIZER, LABELS, max_ticket_tokens=25, context_tokens=fixed + 30)
+    roomy = TicketEncoder(TOKENIZER, build_prompt(TOKENIZER, LABELS), max_ticket_tokens=25, context_tokens=fixed + 30)
     assert roomy.max_ticket_tokens == 25
 
 
@@ -220,15 +223,17 @@ def test_prompt_without_room_for_a_ticket_is_refused() -> None:
     fixed = CHAT.prompt.fixed_tokens
     for context in (1, fixed, fixed + 3):
         with pytest.raises(UsageError, match=f"takes {fixed} of the model's {context} tokens"):
-            TicketEncoder(TOKENIZER, LABELS, max_ticket_tokens=2048, context_tokens=context)
+            TicketEncoder(TOKENIZER, build_prompt(TOKENIZER, LABELS), max_ticket_tokens=2048, context_tokens=context)
 
 
 def test_limit_too_small_for_head_mark_and_tail_is_refused() -> None:
     least = len(encode_plain(TOKENIZER, ["\n[...]\n"])[0]) + 2
-    assert TicketEncoder(TOKENIZER, LABELS, max_ticket_tokens=least).max_ticket_tokens == least
+    assert TicketEncoder(TOKENIZER, build_prompt(TOKENIZER, LABELS), max_ticket_tokens=least).max_ticket_tokens == least
     for context in (None, 100_000):
         with pytest.raises(UsageError, match=f"--max-ticket-tokens must be at least {least}"):
-            TicketEncoder(TOKENIZER, LABELS, max_ticket_tokens=least - 1, context_tokens=context)
+            TicketEncoder(
+                TOKENIZER, build_prompt(TOKENIZER, LABELS), max_ticket_tokens=least - 1, context_tokens=context
+            )
 
 
 # Templates
@@ -334,7 +339,7 @@ def test_tokenizer_is_used_never_changed() -> None:
     """Encoding plain text leaves special words special for others."""
     tokenizer = tokenizer_with(CHAT_TEMPLATE)
     before = tokenizer(ATTACK)["input_ids"]
-    TicketEncoder(tokenizer, LABELS, max_ticket_tokens=200).encode([ATTACK])
+    TicketEncoder(tokenizer, build_prompt(tokenizer, LABELS), max_ticket_tokens=200).encode([ATTACK])
     assert tokenizer(ATTACK)["input_ids"] == before
     assert tokenizer.chat_template == CHAT_TEMPLATE
 

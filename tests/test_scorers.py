@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +13,8 @@ from tests.tiny import tiny_model, tiny_tokenizer
 from ticket_etl.labels import Label, LabelSet
 from ticket_etl.language_model import LanguageModel
 from ticket_etl.plan import Batch, Limits
-from ticket_etl.prompt import Prompt, build_prompt
+from ticket_etl.prompt import build_prompt
+from ticket_etl.readings import LabelReading
 from ticket_etl.scorers import MemoryGuard, Packed, Padded, Reference, build_scorer, is_out_of_memory
 from ticket_etl.strategies import STRATEGIES
 
@@ -25,7 +25,7 @@ class Small:
     """A scorer with room for so many tokens; its scores tell the tickets apart."""
 
     def __init__(self, room: int, error: type[Exception] = torch.OutOfMemoryError) -> None:
-        self.layout = SimpleNamespace(prompt=SimpleNamespace(sequences=[()] * LABELS))
+        self.values = LABELS
         self.room = room
         self.error = error
         self.seen: list[Batch] = []
@@ -165,25 +165,23 @@ def test_what_out_of_memory_looks_like(error: BaseException, expected: bool) -> 
 
 
 @pytest.fixture
-def model_and_prompt() -> tuple[LanguageModel, Prompt]:
+def reading() -> LabelReading:
     tokenizer = tiny_tokenizer()
     prompt = build_prompt(tokenizer, LabelSet((Label("a"), Label("b")), system="Sort.", instruction="Choose."))
-    return LanguageModel(tiny_model("qwen2", tokenizer), prompt.labels), prompt
+    return LabelReading(LanguageModel(tiny_model("qwen2", tokenizer), prompt.labels), prompt)
 
 
-def chosen(name: str, model_and_prompt: tuple[LanguageModel, Prompt]) -> tuple[str, type]:
-    strategy, scorer = build_scorer(STRATEGIES[name], *model_and_prompt)
+def chosen(name: str, reading: LabelReading) -> tuple[str, type]:
+    strategy, scorer = build_scorer(STRATEGIES[name], reading)
     assert scorer.layout.shares_prefix == strategy.shares_prefix
     return strategy.name, type(scorer)
 
 
 @pytest.mark.parametrize("name", list(STRATEGIES))
-def test_strategy_that_fits_is_used(
-    name: str, model_and_prompt: tuple[LanguageModel, Prompt], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_strategy_that_fits_is_used(name: str, reading: LabelReading, caplog: pytest.LogCaptureFixture) -> None:
     """Without a word."""
     kind = Reference if name == "per-item" else Packed if name.startswith("packed") else Padded
-    assert chosen(name, model_and_prompt) == (name, kind)
+    assert chosen(name, reading) == (name, kind)
     assert caplog.messages == []
 
 
@@ -198,14 +196,14 @@ def breaks(error: Exception) -> object:
     "error", [NotImplementedError("no mask"), TypeError(), KeyError("layer"), RuntimeError("two\nlines")]
 )
 def test_padded_batches_that_fail_give_way_to_per_item(
-    model_and_prompt: tuple[LanguageModel, Prompt],
+    reading: LabelReading,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     error: Exception,
 ) -> None:
     """Step by step, each step said in one line."""
     monkeypatch.setattr(Padded, "score", breaks(error))
-    assert chosen("bucketed+prefix", model_and_prompt) == ("per-item", Reference)
+    assert chosen("bucketed+prefix", reading) == ("per-item", Reference)
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
     assert ["using bucketed" in caplog.messages[0], "using per-item" in caplog.messages[1]] == [True, True]
     assert not any("\n" in message for message in caplog.messages)
@@ -213,15 +211,15 @@ def test_padded_batches_that_fail_give_way_to_per_item(
 
 @pytest.mark.parametrize(("name", "instead"), [("packed", "token-budget"), ("packed+prefix", "token-budget+prefix")])
 def test_packing_that_fails_gives_way_to_padded_batches(
-    model_and_prompt: tuple[LanguageModel, Prompt], monkeypatch: pytest.MonkeyPatch, name: str, instead: str
+    reading: LabelReading, monkeypatch: pytest.MonkeyPatch, name: str, instead: str
 ) -> None:
     monkeypatch.setattr(Packed, "score", breaks(RuntimeError("no such kernel")))
-    assert chosen(name, model_and_prompt) == (instead, Padded)
+    assert chosen(name, reading) == (instead, Padded)
 
 
 @pytest.mark.parametrize("wrong", [1.0, np.nan, np.inf], ids=["off", "nan", "inf"])
 def test_scores_that_are_wrong_give_way(
-    model_and_prompt: tuple[LanguageModel, Prompt],
+    reading: LabelReading,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     wrong: float,
@@ -229,13 +227,13 @@ def test_scores_that_are_wrong_give_way(
     """A strategy is trusted only if its scores are there and right."""
     honest = Padded.score
     monkeypatch.setattr(Padded, "score", lambda self, batch, tickets: honest(self, batch, tickets) + np.float32(wrong))
-    assert chosen("arrival", model_and_prompt) == ("per-item", Reference)
+    assert chosen("arrival", reading) == ("per-item", Reference)
     assert len(caplog.messages) == 1
 
 
 def test_running_out_of_memory_in_the_trial_is_no_verdict_on_the_model(
-    model_and_prompt: tuple[LanguageModel, Prompt], monkeypatch: pytest.MonkeyPatch
+    reading: LabelReading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Padded, "score", breaks(torch.OutOfMemoryError("CUDA")))
     with pytest.raises(torch.OutOfMemoryError):
-        chosen("arrival", model_and_prompt)
+        chosen("arrival", reading)

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
+    BertConfig,
+    BertModel,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -22,6 +24,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    RobertaConfig,
+    RobertaModel,
 )
 
 CORPUS = [
@@ -116,6 +120,42 @@ def tiny_model(layout: str, tokenizer: PreTrainedTokenizerFast, seed: int = 0) -
     """A random model of a layout, in float32 and evaluation mode."""
     torch.manual_seed(seed)
     return LAYOUTS[layout](len(tokenizer)).eval()
+
+
+def tiny_encoder_tokenizer() -> PreTrainedTokenizerFast:
+    """The same tokenizer, with special tokens around a text as sentence encoders have them."""
+    tokenizer = tiny_tokenizer()
+    ends = [("<|im_start|>", tokenizer.convert_tokens_to_ids("<|im_start|>")), ("<|im_end|>", tokenizer.eos_token_id)]
+    frame = processors.TemplateProcessing(single="<|im_start|> $A <|im_end|>", special_tokens=ends)
+    tokenizer.backend_tokenizer.post_processor = frame
+    return tokenizer
+
+
+def _bert(vocab: int) -> PreTrainedModel:
+    return BertModel(BertConfig(vocab_size=vocab, **ENCODER_SIZES), add_pooling_layer=False)
+
+
+def _roberta(vocab: int) -> PreTrainedModel:
+    return RobertaModel(RobertaConfig(vocab_size=vocab, pad_token_id=0, **ENCODER_SIZES), add_pooling_layer=False)
+
+
+ENCODER_SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+}
+ENCODER_LAYOUTS = {"bert": (_bert, 0), "roberta": (_roberta, 1)}
+"""Makers of encoders, and the position id of a sequence's first token."""
+
+
+def tiny_encoder(layout: str, tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> PreTrainedModel:
+    """A random encoder of a layout, in float32 and evaluation mode."""
+    torch.manual_seed(seed)
+    make, _ = ENCODER_LAYOUTS[layout]
+    return make(len(tokenizer)).eval()
 
 
 def save_tiny_model(folder: Path, layout: str = "qwen2") -> Path:

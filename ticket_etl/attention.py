@@ -6,9 +6,9 @@ that flash attention uses between its blocks; Dao et al. 2022, arXiv:2205.14135)
 
     (a) every token to the prefix's keys: one product for the whole batch; query heads that share a key-value head are
         laid end to end, so that keys are never repeated;
-    (b) every ticket to itself, causally: tickets of similar length are lifted out of the row into small padded
-    groups, so
-        that a few calls serve all of them. Only attention sees that padding; linear layers never do.
+    (b) every ticket to itself, causally (encoders: both ways): tickets of similar length are lifted out of the row
+        into small padded groups, so that a few calls serve all of them. Only attention sees that padding; linear layers
+        never do.
 
 Keys and queries arrive rotated, positions being explicit, so nothing here depends on where a ticket lies.
 """
@@ -27,7 +27,7 @@ from ticket_etl.collate import Inputs, Span
 from ticket_etl.trie import LabelTrie
 
 if TYPE_CHECKING:
-    from ticket_etl.language_model import LanguageModel, PrefixCache
+    from ticket_etl.network import Network, PrefixCache
 
 NAME = "ticket_etl_packed"
 
@@ -42,7 +42,8 @@ class Group:
     gather: int64, shape (tickets * longest,): the token of the row at each place; padding points at the ticket's end.
     scatter: int64, shape (tokens,): where each of the group's tokens lies in the padded group, flattened.
     tokens: int64, shape (tokens,): where the same tokens lie in the row.
-    mask: (tickets, 1, longest, longest) additive, or None where plain causal attention is right.
+    mask: additive, broadcast to (tickets, 1, longest, longest), or None where none is needed.
+    causal: whether, without a mask, a token sees only what stands before it.
     """
 
     tickets: int
@@ -51,6 +52,7 @@ class Group:
     scatter: torch.Tensor
     tokens: torch.Tensor
     mask: torch.Tensor | None
+    causal: bool
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,11 @@ class Packing:
         self._prefix = prefix
         self._nodes = labels.node_sees
 
-    def batch(self, inputs: Inputs, model: "LanguageModel") -> PackedBatch:
+    def batch(self, inputs: Inputs, model: "Network") -> PackedBatch:
         """The groups of one batch."""
         return PackedBatch(self._prefix, tuple(self._group(spans, model) for spans in _similar(inputs.spans)))
 
-    def _group(self, spans: list[Span], model: "LanguageModel") -> Group:
+    def _group(self, spans: list[Span], model: "Network") -> Group:
         starts = np.array([span.start for span in spans])[:, None]
         lengths = np.array([span.stop - span.start for span in spans])[:, None]
         longest = int(lengths.max())
@@ -82,22 +84,24 @@ class Packing:
         scatter = np.flatnonzero(real)
         arrays = (gather.reshape(-1), scatter, gather.reshape(-1)[scatter])
         gathers, scatters, tokens = (torch.as_tensor(array, device=model.device) for array in arrays)
-        return Group(len(spans), longest, gathers, scatters, tokens, self._mask(lengths[:, 0], longest, model))
+        mask = self._mask(lengths[:, 0], longest, model)
+        return Group(len(spans), longest, gathers, scatters, tokens, mask, model.causal and mask is None)
 
-    def _mask(self, lengths: np.ndarray, longest: int, model: "LanguageModel") -> torch.Tensor | None:
-        """Causal, but for label nodes, which see the prompt and their ancestors."""
+    def _mask(self, lengths: np.ndarray, longest: int, model: "Network") -> torch.Tensor | None:
+        """Causal, but for label nodes, which see the prompt and their ancestors; encoders see all but padding."""
         count = len(self._nodes)
+        if not model.causal:
+            real = np.arange(longest) < lengths[:, None, None]
+            return None if real.all() else model.additive_mask(real)
         if not count:
             return None
         sees = np.tile(np.tril(np.ones((longest, longest), dtype=np.bool_)), (len(lengths), 1, 1))
         for ticket, length in enumerate(lengths):
             sees[ticket, length - count : length, length - count : length] = self._nodes
-        allowed = torch.as_tensor(sees[:, None], device=model.device)
-        mask = torch.zeros(allowed.shape, dtype=model.dtype, device=model.device)
-        return mask.masked_fill_(~allowed, torch.finfo(model.dtype).min)
+        return model.additive_mask(sees)
 
 
-def supports_packing(model: "LanguageModel") -> None:
+def supports_packing(model: "Network") -> None:
     """Switch the model to packed attention.
 
     Raises:
@@ -161,7 +165,8 @@ def _attend_to_self(
         heads, dim = states.shape[1], states.shape[3]
         part = states[0].index_select(1, group.gather).view(heads, group.tickets, group.longest, dim).transpose(0, 1)
         lifted.append(part if states is query else part.repeat_interleave(repeats, 1))
-    partial, partial_lse = _flash(*lifted, causal=group.mask is None, mask=group.mask, scale=scaling)
+    mask = None if group.mask is None else group.mask.expand(-1, -1, group.longest, -1)
+    partial, partial_lse = _flash(*lifted, causal=group.causal, mask=mask, scale=scaling)
     heads, dim = query.shape[1], query.shape[3]
     flat = partial.transpose(0, 1).reshape(heads, -1, dim)
     out[0, :, group.tokens] = flat[:, group.scatter]

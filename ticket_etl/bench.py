@@ -100,15 +100,16 @@ def bench_input(
     config: ScoringConfig, sample: int, repeats: int, names: Sequence[str], on_progress: Callable[[int, int], None]
 ) -> BenchTable:
     """Time strategies on a seeded, length-stratified sample of the input; `per-item` is always among them."""
-    labels, folder = check_request(config)
+    request = check_request(config)
+    labels, folder = request.labels, request.folder
     workload = read_workload(config)
-    scoring = Scoring(config, labels, folder)
+    scoring = Scoring(config, labels, folder, head=request.head)
     encoded = workload.encode(scoring.encoder)
     tickets = [encoded[index].ids for index in workload.sample(encoded, sample, config.seed)]
-    prompt, model = scoring.encoder.prompt, scoring.model
+    prompt, model = scoring.prompt, scoring.model
     contestants = []
     for name in dict.fromkeys([REFERENCE.name, *names]):
-        strategy, scorer = build_scorer(STRATEGIES[name], model, prompt)
+        strategy, scorer = build_scorer(STRATEGIES[name], scoring.reading)
         if strategy.name == name:  # what had to give way would only be timed twice
             contestants.append(_Contestant(strategy, scorer, []))
     steps = len(contestants) * (repeats + 1) + 1

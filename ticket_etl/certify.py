@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ticket_etl.language_model import FloatArray
+from ticket_etl.network import FloatArray
 from ticket_etl.prompt import TokenIds
 from ticket_etl.sampling import stratified_sample
 

@@ -19,11 +19,18 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Span:
-    """Where one ticket lies in a batch: columns [start, stop) of `row`; the label nodes are the last of them."""
+    """Where one ticket, or one piece of it, lies in a batch; tokens attend within their span.
+
+    row, start, stop: columns [start, stop) of a row; the label nodes are the last of them.
+    own: the columns of the ticket's own tokens.
+    ticket: its place in `Batch.tickets`.
+    """
 
     row: int
     start: int
     stop: int
+    own: tuple[int, int]
+    ticket: int
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,7 @@ class Inputs:
     token_ids: int64, shape (rows, width); padding is 0, a token like any other, since nothing ever looks at it.
     positions: int64, shape (rows, width), counted from the start of the full prompt, shared prefix included.
     reads: int64, shape (tickets, branches): where each label branch is read, as an index into the flattened rows.
-    spans: one per ticket, in the order of `Batch.tickets`.
+    spans: one per ticket, or per piece of a ticket, in the order of `Batch.tickets`.
     """
 
     token_ids: IntArray
@@ -45,6 +52,8 @@ class Inputs:
 @dataclass(frozen=True)
 class Layout:
     """How a ticket lies in its batch: (prefix +) ticket + suffix + label nodes.
+
+    Where the prompt bounds a piece, each piece of a longer ticket is laid out like that, one after the other.
 
     shares_prefix: the prefix stands before every batch in a key-value cache, and is not part of the rows.
     branches_apart: each label branch is read in a pass of its own, over prompt and path, instead of from label nodes.
@@ -69,32 +78,37 @@ class Layout:
         own = np.array([len(ticket) for ticket in tickets], dtype=np.int64)
         if self.branches_apart:
             branches = self.prompt.labels.branches
-            prompts = own + len(self.prompt.prefix) + len(self.prompt.suffix)
+            prompts = own + self.prompt.pieces(own) * (len(self.prompt.prefix) + len(self.prompt.suffix))
             return len(branches) * prompts + sum(len(branch.path) for branch in branches)
-        return own + self.prompt.fixed_tokens - self.shared_tokens
+        return own + self.prompt.pieces(own) * (self.prompt.fixed_tokens - self.shared_tokens)
 
     def collate(self, batch: Batch, tickets: Sequence[TokenIds]) -> Inputs:
         """The arrays of one batch; `tickets` holds the token ids of all tickets of the plan."""
         trie = self.prompt.labels
         shape = (len(batch.rows), batch.width)
         token_ids = np.zeros(shape, dtype=np.int64)
-        # Padding goes on counting, so that a row without label nodes stays one plain ascending sequence.
-        positions = np.broadcast_to(self.shared_tokens + np.arange(batch.width, dtype=np.int64), shape).copy()
-        reads, spans = [], []
+        positions = np.zeros(shape, dtype=np.int64)
+        if self.prompt.piece_tokens is None:
+            # Padding goes on counting, so that a row without label nodes stays one plain ascending sequence.
+            positions += self.shared_tokens + np.arange(batch.width)
+        reads: list[IntArray] = []
+        spans: list[Span] = []
         for row, members in enumerate(batch.rows):
             start = 0
             for ticket in members:
-                tokens = self._tokens(tickets[ticket])
-                last = start + len(tokens) - 1
-                stop = last + 1 + len(trie.nodes)
-                token_ids[row, start:stop] = np.concatenate([tokens, trie.node_tokens])
-                positions[row, start : last + 1] = self.shared_tokens + np.arange(len(tokens))
-                positions[row, last + 1 : stop] = positions[row, last] + trie.node_depths
+                for piece in self.prompt.split(tickets[ticket]):
+                    tokens = self._tokens(piece)
+                    last = start + len(tokens) - 1
+                    stop = last + 1 + len(trie.nodes)
+                    token_ids[row, start:stop] = np.concatenate([tokens, trie.node_tokens])
+                    positions[row, start : last + 1] = self.shared_tokens + np.arange(len(tokens))
+                    positions[row, last + 1 : stop] = positions[row, last] + trie.node_depths
+                    own_stop = last + 1 - len(self.prompt.suffix)
+                    spans.append(Span(row, start, stop, (own_stop - len(piece), own_stop), len(reads)))
+                    start = stop
                 reads.append(row * batch.width + last + trie.branch_offsets)
-                spans.append(Span(row, start, stop))
-                start = stop
         return Inputs(token_ids, positions, np.stack(reads), tuple(spans))
 
-    def _tokens(self, ticket: TokenIds) -> IntArray:
+    def _tokens(self, piece: TokenIds) -> IntArray:
         prefix = self.prompt.prefix[: 0 if self.shares_prefix else None]
-        return np.concatenate([prefix, ticket, self.prompt.suffix]).astype(np.int64)
+        return np.concatenate([prefix, piece, self.prompt.suffix]).astype(np.int64)

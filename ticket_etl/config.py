@@ -10,7 +10,6 @@ from ticket_etl.errors import UsageError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
-DEFAULT_STRATEGY = "packed+prefix"
 AUTO_BATCH_TOKENS = {"cpu": 2048}
 AUTO_BATCH_TOKENS_ELSEWHERE = 32_768
 """Tokens a batch by device, where none are asked for: a CPU is busy with few, and keeps them in its caches."""
@@ -27,11 +26,12 @@ class ScoringConfig:
 
     input: str
     labels: Path | None = None
+    head: Path | None = None
     text_columns: tuple[str, ...] = ()
     model: str | None = None
     device: str = "auto"
     dtype: str = "auto"
-    strategy: str = DEFAULT_STRATEGY
+    strategy: str = "auto"
     batch_tickets: int = 32
     max_batch_tokens: int | None = None
     window_tickets: int = 2048

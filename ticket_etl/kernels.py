@@ -114,7 +114,7 @@ class PackedGatedMlp(nn.Module):
 _GATED_MLP = ("gate_proj", "up_proj", "down_proj")
 
 
-def install_kernels(model: nn.Module, head: nn.Module, precisions: Iterable[str] = PRECISIONS) -> Switch:
+def install_kernels(model: nn.Module, head: nn.Module | None, precisions: Iterable[str] = PRECISIONS) -> Switch:
     """Replace the linear layers and gated MLPs of a float32 CPU model; its output matrix `head` is left alone.
 
     Each of the `precisions` asked for takes memory for a copy of the weights.
@@ -168,7 +168,7 @@ def _pack(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return packed
 
 
-def _linear_layers(model: nn.Module, head: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+def _linear_layers(model: nn.Module, head: nn.Module | None) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     for parent in model.modules():
         for name, layer in parent.named_children():
             if isinstance(layer, nn.Linear) and layer is not head:

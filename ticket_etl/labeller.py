@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ticket_etl.cache import KnownVerdicts, LabelCache
 from ticket_etl.certify import Certifier
-from ticket_etl.language_model import FloatArray
+from ticket_etl.network import FloatArray
 from ticket_etl.plan import Batch, Limits, restore_order
 from ticket_etl.prompt import EncodedTicket, TicketEncoder
 from ticket_etl.scorers import MemoryGuard, Reference, Scorer
@@ -124,7 +124,7 @@ class Labeller:
             lengths = self._scorer.layout.lengths(tickets)
             batches = self._strategy.planner(lengths, self._limits)
             self._tally.count_plan(batches, lengths)
-            self._tally.count_alternatives(tickets, self._encoder.prompt, self._limits)
+            self._tally.count_alternatives(tickets, self._scorer.layout.prompt, self._limits)
         with self._tally.stage("score"):
             scores: list[FloatArray] = []
             for batch in batches:
@@ -151,7 +151,7 @@ class Labeller:
         tokens: npt.NDArray[np.int64],
     ) -> None:
         repeats = np.bincount(window.rows[window.rows >= 0], minlength=len(window.keys))
-        fixed = self._encoder.prompt.fixed_tokens - self._limits.shared_tokens
+        fixed = self._scorer.layout.prompt.fixed_tokens - self._limits.shared_tokens
         self._tally.cached_rows += int(repeats[from_cache].sum())
         repeats[new] -= 1
         self._tally.duplicates += int(repeats[~from_cache].sum())

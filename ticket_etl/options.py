@@ -99,6 +99,7 @@ PATH = click.Path(path_type=Path)
 output_prefix_option = option(
     "--output-prefix", default="", metavar="TEXT", help="Put before the names of the output columns."
 )
+json_option = option("--json", "json_path", type=PATH, metavar="FILE", help="Write the outcome as JSON too.")
 cache_option = option(
     "--cache",
     type=PATH,
@@ -131,7 +132,7 @@ def common_options(command: F) -> F:
 def scoring_options(command: F) -> F:
     """Options of the commands that prepare or score tickets."""
     defaults = ScoringConfig(input="")
-    strategies = click.Choice(list(STRATEGIES))
+    strategies = click.Choice(["auto", *STRATEGIES])
     for decorate in (
         common_options,
         option("--seed", type=int, default=defaults.seed, help="Seed of every random choice."),
@@ -170,7 +171,7 @@ def scoring_options(command: F) -> F:
             type=strategies,
             default=defaults.strategy,
             metavar="NAME",
-            help="How tickets are batched: " + ", ".join(STRATEGIES) + ".",
+            help="How tickets are batched: auto, " + ", ".join(STRATEGIES) + ".",
         ),
         option(
             "--certify/--no-certify",
@@ -194,6 +195,7 @@ def scoring_options(command: F) -> F:
             " description, else the only string column]",
         ),
         option("--labels", type=PATH, metavar="FILE", help="Label file (TOML).  [default: built-in support labels]"),
+        option("--head", type=PATH, metavar="FILE", help="Read labels by this head, made by `ticket-etl fit`."),
     ):
         command = decorate(command)
     return command

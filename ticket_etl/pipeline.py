@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -54,7 +53,8 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
     clock, started = time.monotonic(), utc_now()
     check_paths(config)
     abstention, earlier = check_abstention(config), check_earlier_run(config)
-    labels, folder = check_request(config)
+    request = check_request(config)
+    labels, folder = request.labels, request.folder
     tally = Tally(labels=len(labels.names))
     with ExitStack() as stack:
         journal = stack.enter_context(open_journal(config.output))
@@ -72,7 +72,7 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
         with tally.stage("load"):
             from ticket_etl.scoring import Scoring  # loads torch: not before the input and output are known to be good
 
-            scoring = Scoring(config, labels, folder)
+            scoring = Scoring(config, labels, folder, head=request.head)
         fingerprint = job_fingerprint(config, tickets, scoring)
         tally.resumed_rows = journal.bind(fingerprint)
         if tally.resumed_rows:
@@ -147,13 +147,12 @@ def labelled_batches(
 
 def job_fingerprint(config: JobConfig, tickets: Tickets, scoring: "Scoring") -> dict[str, str]:
     """Everything that decides a score, part by part, so that a mismatch can be named."""
-    prompt = scoring.encoder.prompt
-    ids = hashlib.sha256(b"|".join(part.tobytes() for part in (prompt.prefix, prompt.suffix))).hexdigest()
     return {
         "input": tickets.content_hash,
         "text columns": fingerprint_text(tickets.text_columns),
-        "labels": fingerprint_text([scoring.labels.names, prompt.sequences]),
-        "prompt": ids,
+        "labels": fingerprint_text([dataclasses.asdict(scoring.labels), scoring.prompt.sequences]),
+        "head": "none" if scoring.head is None else scoring.head.fingerprint,
+        "prompt": scoring.prompt.fingerprint,
         "model": scoring.folder.revision,  # a hash or a commit, wherever the folder lies
         "dtype": str(scoring.dtype).removeprefix("torch."),
         "device": str(scoring.model.device),
@@ -199,7 +198,7 @@ def make_report(
             "scoring_tokens_per_second": tally.run.real / scoring_seconds,
             "run_tickets_per_second": rows["read"] / run_seconds,
         },
-        tokens=report.token_counts(tally, scoring.strategy.name, len(scoring.encoder.prompt.prefix)),
+        tokens=report.token_counts(tally, scoring.strategy.name, len(scoring.prompt.prefix)),
         padding_fraction=report.padding_fractions(tally),
         batches=report.batch_summary(tally),
         score_histogram=score_histogram,

@@ -9,9 +9,10 @@ from ticket_etl.labels import load_labels
 from ticket_etl.machine import choose_device, matrix_rate, set_threads
 from ticket_etl.models import ModelFolder, default_model, find_model, model_info
 from ticket_etl.models.loading import load_shape, load_tokenizer
+from ticket_etl.opening import ticket_encoder
 from ticket_etl.plan import padding_fraction
 from ticket_etl.preflight import check_request
-from ticket_etl.prompt import TicketEncoder, build_prompt
+from ticket_etl.prompt import build_prompt
 from ticket_etl.scoring import batch_limits
 from ticket_etl.tally import Tally, quantile
 from ticket_etl.workload import read_workload
@@ -19,14 +20,10 @@ from ticket_etl.workload import read_workload
 
 def plan_input(config: ScoringConfig) -> str:
     """Lengths, duplicates, and every strategy's computed tokens and padding, window by window as the job would."""
-    labels, folder = check_request(config)
+    request = check_request(config)
+    labels, folder = request.labels, request.folder
     info = model_info(config.model or default_model())
-    encoder = TicketEncoder(
-        load_tokenizer(folder),
-        labels,
-        max_ticket_tokens=config.max_ticket_tokens,
-        context_tokens=info.context_length,
-    )
+    encoder = ticket_encoder(config, labels, folder, load_tokenizer(folder), info.context_length)
     workload = read_workload(config)
     encoded = workload.encode(encoder)
     limits = batch_limits(config, choose_device(config.device))

@@ -4,11 +4,13 @@ import math
 import os
 import stat
 import tempfile
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from ticket_etl.config import JobConfig, ScoringConfig
 from ticket_etl.errors import OutputError, UsageError
+from ticket_etl.head import Head, load_head
 from ticket_etl.journal import journal_path
 from ticket_etl.label_drift import EarlierRun, load_earlier_run
 from ticket_etl.labels import LabelSet, load_labels
@@ -17,17 +19,27 @@ from ticket_etl.strategies import STRATEGIES
 from ticket_etl.verdicts import Abstention
 
 
-def check_request(config: ScoringConfig) -> tuple[LabelSet, ModelFolder]:
-    """Read the labels and find the model.
+@dataclass(frozen=True)
+class Request:
+    """What a command is to score with."""
+
+    labels: LabelSet
+    folder: ModelFolder
+    head: Head | None
+
+
+def check_request(config: ScoringConfig) -> Request:
+    """Read the labels and the head, and find the model.
 
     Raises:
-        UsageError: the label file or the strategy's name is wrong.
+        UsageError: the label file, the head's file or the strategy's name is wrong.
         ModelError: the model is not on this machine.
     """
-    if config.strategy not in STRATEGIES:
-        raise UsageError(f"unknown strategy {config.strategy!r}; known are {', '.join(STRATEGIES)}")
+    if config.strategy not in ("auto", *STRATEGIES):
+        raise UsageError(f"unknown strategy {config.strategy!r}; known are auto, {', '.join(STRATEGIES)}")
     labels = load_labels(config.labels)
-    return labels, find_model(config.model or default_model())
+    head = None if config.head is None else load_head(config.head)
+    return Request(labels, find_model(config.model or default_model()), head)
 
 
 def check_abstention(config: JobConfig) -> Abstention:
@@ -87,6 +99,8 @@ def check_paths(config: JobConfig) -> None:
     read = {} if config.input == "-" else {"IN": Path(config.input)}
     if config.labels is not None:
         read["--labels"] = config.labels
+    if config.head is not None:
+        read["--head"] = config.head
     seen: dict[object, str] = {_identity(path): role for role, path in read.items()}
     for role, path in written.items():
         other = seen.setdefault(_identity(path), role)
@@ -98,6 +112,19 @@ def check_paths(config: JobConfig) -> None:
             raise UsageError(f"--cache and {twin} are the same file, {config.cache}; choose another")
         if not config.cache.absolute().parent.is_dir():  # a cache that cannot be written is no reason to refuse
             raise UsageError(f"the folder of --cache {config.cache} does not exist; create it")
+
+
+def check_result_path(role: str, path: Path, config: ScoringConfig) -> None:
+    """Make sure that a command's result can be written to a file, and replaces none that the command reads.
+
+    Raises:
+        UsageError: it is a file that is read.
+        OutputError: it cannot be written.
+    """
+    for other, read in (("IN", config.input), ("--labels", config.labels)):
+        if read is not None and _identity(Path(read)) == _identity(path):
+            raise UsageError(f"{role} and {other} are the same file, {path}; choose another")
+    _check_writable(role, path)
 
 
 def _identity(path: Path) -> object:

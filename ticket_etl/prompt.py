@@ -10,8 +10,9 @@ Chat models get their own template; models without one get plain text. Whatever 
 descriptions, instruction) is encoded with special-token parsing off; only the template itself may make special tokens.
 """
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from ticket_etl.labels import LabelSet
 from ticket_etl.trie import LabelTrie, build_trie
 
 TokenIds = npt.NDArray[np.int32]
+Lengths = npt.NDArray[np.int64]
 
 # Stand-ins for contents while a chat template is rendered: plain letters, which no template strips or rewrites.
 _SYSTEM, _USER, _ANSWER = "ticketEtlSystemSlot", "ticketEtlUserSlot", "ticketEtlAnswerSlot"
@@ -48,17 +50,42 @@ class Prompt:
     prefix, suffix: int32, shape (tokens,).
     labels: the trie of the labels' token sequences, each ended by the end-of-turn token.
     sequences: per label its token ids, the end-of-turn token included.
+    piece_tokens: tickets with more tokens are read in pieces, each with prefix and suffix of its own; None for never.
     """
 
     prefix: TokenIds
     suffix: TokenIds
     labels: LabelTrie
     sequences: tuple[tuple[int, ...], ...]
+    piece_tokens: int | None = None
 
     @property
     def fixed_tokens(self) -> int:
         """Tokens of every prompt besides the ticket's own, label nodes included."""
         return len(self.prefix) + len(self.suffix) + len(self.labels.nodes)
+
+    def pieces(self, lengths: Lengths) -> Lengths:
+        """How many pieces tickets of these lengths are read in: int64, the same shape."""
+        return np.maximum(1, -(-lengths // self.piece_tokens)) if self.piece_tokens else np.ones_like(lengths)
+
+    def split(self, ticket: TokenIds) -> list[TokenIds]:
+        """The pieces of a ticket, as equal in length as can be."""
+        (count,) = self.pieces(np.array([len(ticket)])).tolist()
+        return np.array_split(ticket, count)
+
+    def without_branches(self) -> "Prompt":
+        """The same prompt with nothing to decode after it, for those who read features and no labels."""
+        return replace(self, labels=_NO_LABELS)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the token ids that every ticket shares."""
+        ids = b"|".join(part.tobytes() for part in (self.prefix, self.suffix))
+        return hashlib.sha256(ids + str(self.piece_tokens or "").encode()).hexdigest()
+
+
+_NO_LABELS = build_trie([(0,), (1,)])
+"""A trie that is read at its root alone and adds no nodes, for prompts after which nothing is decoded."""
 
 
 @dataclass(frozen=True)
@@ -78,24 +105,27 @@ class TicketEncoder:
 
     Args:
         tokenizer: a fast tokenizer; it is used, never changed.
-        label_set: the labels and the words of the prompt.
+        prompt: what stands around each ticket.
         max_ticket_tokens: longer tickets keep their head and tail, with a mark between.
-        context_tokens: the model's longest input, or None if it has no limit.
+        context_tokens: the model's longest input, or None if it has no limit or tickets are read in pieces.
+        lower_case: whether the model wants its texts in lower case.
 
     Raises:
-        UsageError: two labels encode to the same tokens, or the prompt leaves no room for a ticket.
+        UsageError: the prompt leaves no room for a ticket.
     """
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        label_set: LabelSet,
+        prompt: Prompt,
         *,
         max_ticket_tokens: int,
         context_tokens: int | None = None,
+        lower_case: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
-        self.prompt = build_prompt(tokenizer, label_set)
+        self._lower_case = lower_case
+        self.prompt = prompt
         self._mark = self._encode([_CUT_MARK])[0]
         room = max_ticket_tokens
         if context_tokens is not None:
@@ -135,7 +165,7 @@ class TicketEncoder:
         return np.concatenate([head[: kept - kept // 2], self._mark, tail[len(tail) - kept // 2 :]])
 
     def _encode(self, texts: Sequence[str]) -> list[TokenIds]:
-        return encode_plain(self._tokenizer, texts)
+        return encode_plain(self._tokenizer, [text.lower() for text in texts] if self._lower_case else texts)
 
 
 def encode_plain(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[TokenIds]:
@@ -185,6 +215,23 @@ def build_prompt(tokenizer: PreTrainedTokenizerBase, label_set: LabelSet) -> Pro
                 f"labels {twin!r} and {label_set.names[index]!r} are the same tokens to this model; rename one of them"
             )
     return Prompt(prefix, suffix, build_trie(sequences), sequences)
+
+
+def build_encoder_prompt(tokenizer: PreTrainedTokenizerBase, label_set: LabelSet, max_seq_length: int) -> Prompt:
+    """What a sentence encoder sees around a text: its special tokens, once per piece of at most `max_seq_length`.
+
+    Nothing is decoded, so the label trie is empty but for its root.
+
+    Raises:
+        ModelError: the tokenizer puts its special tokens elsewhere than before and behind the text.
+    """
+    alone, framed = (tokenizer("a", add_special_tokens=add)["input_ids"] for add in (False, True))
+    start = next((at for at in range(len(framed)) if framed[at : at + len(alone)] == alone), None)
+    if start is None or not alone:
+        raise ModelError("the model's tokenizer does not frame a text by special tokens; use another model")
+    prefix, suffix = (np.array(part, dtype=np.int32) for part in (framed[:start], framed[start + len(alone) :]))
+    names = tuple((*ids.tolist(),) for ids in encode_plain(tokenizer, label_set.names))
+    return Prompt(prefix, suffix, _NO_LABELS, names, max_seq_length - len(prefix) - len(suffix))
 
 
 def _instructions(label_set: LabelSet) -> str:

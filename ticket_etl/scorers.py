@@ -14,9 +14,10 @@ import torch
 
 from ticket_etl.attention import Packing, supports_packing
 from ticket_etl.collate import Layout
-from ticket_etl.language_model import FloatArray, LanguageModel
+from ticket_etl.network import FloatArray, PrefixCache
 from ticket_etl.plan import Batch, Lengths, Limits, restore_order
-from ticket_etl.prompt import Prompt, TokenIds
+from ticket_etl.prompt import TokenIds
+from ticket_etl.readings import Reading
 from ticket_etl.strategies import REFERENCE, STRATEGIES, Strategy
 
 log = logging.getLogger("ticket_etl")
@@ -27,78 +28,79 @@ _LOW_PRECISION_TOLERANCE = 1.0
 
 
 class Scorer(Protocol):
-    """Scores the tickets of a batch."""
+    """Scores the tickets of a batch.
+
+    values: numbers a ticket; as a rule the log-probabilities of the labels.
+    """
 
     layout: Layout
+    values: int
 
     def score(self, batch: Batch, tickets: Sequence[TokenIds]) -> FloatArray:
-        """Label log-probabilities: float32, shape (tickets of the batch, labels), in the order of `batch.tickets`."""
+        """What is read of each ticket: float32, shape (tickets, values), in the order of `batch.tickets`."""
         ...
 
 
 class Reference:
-    """Each ticket alone: one plain forward pass per branch of the label trie, over prompt and path."""
+    """Each ticket alone."""
 
-    def __init__(self, model: LanguageModel, prompt: Prompt) -> None:
-        self.layout = Layout.of(REFERENCE, prompt)
-        self._model = model
+    def __init__(self, reading: Reading) -> None:
+        self.layout = Layout.of(REFERENCE, reading.prompt)
+        self.values = reading.values
+        self._reading = reading
 
     def score(self, batch: Batch, tickets: Sequence[TokenIds]) -> FloatArray:
         """See `Scorer.score`."""
-        prompt = self.layout.prompt
-        logits = [
-            [
-                self._model.logits_alone([*prompt.prefix, *tickets[ticket], *prompt.suffix, *branch.path])
-                for branch in prompt.labels.branches
-            ]
-            for ticket in batch.tickets
-        ]
-        return prompt.labels.label_log_probs(np.array(logits, dtype=np.float32))
+        return np.stack([self._reading.alone(tickets[ticket]) for ticket in batch.tickets])
 
 
 class Padded:
     """One ticket a row, padded on the right; with a shared prefix, each row has a copy of its cache."""
 
-    def __init__(self, model: LanguageModel, layout: Layout) -> None:
+    def __init__(self, reading: Reading, layout: Layout) -> None:
         self.layout = layout
-        self._model = model
-        self._prefix = model.prefix_cache(layout.prompt.prefix.tolist()) if layout.shares_prefix else None
+        self.values = reading.values
+        self._reading = reading
+        self._prefix = _shared_prefix(reading, layout)
 
     def score(self, batch: Batch, tickets: Sequence[TokenIds]) -> FloatArray:
         """See `Scorer.score`."""
         inputs = self.layout.collate(batch, tickets)
-        how = self._model.attention_mask(inputs, self.layout)
+        how = self._reading.model.attention_mask(inputs, self.layout)
         if self._prefix is not None:
-            how |= self._model.expand(self._prefix, len(batch.rows))
-        return self.layout.prompt.labels.label_log_probs(self._model.logits(inputs, **how))
+            how |= self._reading.model.expand(self._prefix, len(batch.rows))
+        return self._reading.batch(inputs, **how)
 
 
 class Packed:
     """All tickets of a batch end to end in one row: no padding reaches a linear layer."""
 
-    def __init__(self, model: LanguageModel, layout: Layout) -> None:
+    def __init__(self, reading: Reading, layout: Layout) -> None:
         self.layout = layout
-        self._model = model
-        prefix = model.prefix_cache(layout.prompt.prefix.tolist()) if layout.shares_prefix else None
-        self._packing = Packing(prefix, layout.prompt.labels)
+        self.values = reading.values
+        self._reading = reading
+        self._packing = Packing(_shared_prefix(reading, layout), layout.prompt.labels)
 
     def score(self, batch: Batch, tickets: Sequence[TokenIds]) -> FloatArray:
         """See `Scorer.score`."""
         inputs = self.layout.collate(batch, tickets)
-        logits = self._model.logits(inputs, packed_batch=self._packing.batch(inputs, self._model))
-        return self.layout.prompt.labels.label_log_probs(logits)
+        return self._reading.batch(inputs, packed_batch=self._packing.batch(inputs, self._reading.model))
 
 
-def build_scorer(strategy: Strategy, model: LanguageModel, prompt: Prompt) -> tuple[Strategy, Scorer]:
+def build_scorer(strategy: Strategy, reading: Reading) -> tuple[Strategy, Scorer]:
     """The scorer of a strategy, or of the nearest one that is right on this model, said once on the log.
 
-    A strategy that fails gives way first to its unshared form (a cache that cannot be shared), packing to padded
-    batches, and everything to `per-item`.
+    A strategy that fails gives way first to padded batches if it packs, then to its unshared form (a cache that cannot
+    be shared), and everything to `per-item`. An encoder, whose tokens see both ways, has no prefix to share at all.
     """
+    if strategy.shares_prefix and not reading.model.causal:
+        simpler = STRATEGIES[strategy.name.removesuffix("+prefix")]
+        log.warning("strategy %s needs a causal model; using %s", strategy.name, simpler.name)
+        strategy = simpler
     while strategy is not REFERENCE:
         try:
-            scorer = _make_scorer(strategy, model, prompt)
-            problem = _try_out(scorer, strategy, model, prompt)
+            scorer = _make_scorer(strategy, reading)
+            problem = _try_out(scorer, strategy, reading)
         except (
             RuntimeError,
             ValueError,
@@ -116,15 +118,19 @@ def build_scorer(strategy: Strategy, model: LanguageModel, prompt: Prompt) -> tu
         simpler = _simpler(strategy)
         log.warning("strategy %s does not fit this model (%s); using %s", strategy.name, problem, simpler.name)
         strategy = simpler
-    return REFERENCE, Reference(model, prompt)
+    return REFERENCE, Reference(reading)
 
 
-def _make_scorer(strategy: Strategy, model: LanguageModel, prompt: Prompt) -> Scorer:
-    layout = Layout.of(strategy, prompt)
+def _make_scorer(strategy: Strategy, reading: Reading) -> Scorer:
+    layout = Layout.of(strategy, reading.prompt)
     if not strategy.packs:
-        return Padded(model, layout)
-    supports_packing(model)
-    return Packed(model, layout)
+        return Padded(reading, layout)
+    supports_packing(reading.model)
+    return Packed(reading, layout)
+
+
+def _shared_prefix(reading: Reading, layout: Layout) -> PrefixCache | None:
+    return reading.model.prefix_cache(reading.prompt.prefix.tolist()) if layout.shares_prefix else None
 
 
 def _simpler(strategy: Strategy) -> Strategy:
@@ -134,15 +140,19 @@ def _simpler(strategy: Strategy) -> Strategy:
     return STRATEGIES[base] if shared else REFERENCE
 
 
-def _try_out(scorer: Scorer, strategy: Strategy, model: LanguageModel, prompt: Prompt) -> str | None:
-    """Score three short tickets of different lengths together and alone; say what is wrong, or None."""
-    words = np.concatenate([prompt.prefix[-9:], prompt.suffix])
-    tickets = [words[:9], words[3:4], words[2:7]]
+def _try_out(scorer: Scorer, strategy: Strategy, reading: Reading) -> str | None:
+    """Score a few tickets of different lengths together and alone; say what is wrong, or None."""
+    prompt = reading.prompt
+    labels = [token for sequence in prompt.sequences for token in sequence]
+    words = np.resize(np.concatenate([prompt.prefix[-9:], prompt.suffix, labels]), 9 + (prompt.piece_tokens or 0))
+    tickets = [words.astype(np.int32)[part] for part in (slice(9), slice(3, 4), slice(2, 7))]
+    if prompt.piece_tokens:  # one that is read in two pieces
+        tickets.append(words.astype(np.int32))
     limits = Limits(batch_tickets=len(tickets), shared_tokens=scorer.layout.shared_tokens)
-    alone = Reference(model, prompt)
+    alone = Reference(reading)
     batches = strategy.planner(scorer.layout.lengths(tickets), limits)
     drift = np.max([np.abs(scorer.score(batch, tickets) - alone.score(batch, tickets)).max() for batch in batches])
-    tolerance = _LOW_PRECISION_TOLERANCE if model.is_low_precision else _TRIAL_TOLERANCE
+    tolerance = _LOW_PRECISION_TOLERANCE if reading.model.is_low_precision else _TRIAL_TOLERANCE
     return None if drift <= tolerance else f"log-probabilities are off by {drift:.2g}"
 
 
@@ -165,7 +175,7 @@ class MemoryGuard:
             if scores is not None:
                 return scores
         if len(batch.tickets) == 1:
-            return np.full((1, len(self._scorer.layout.prompt.sequences)), np.nan, dtype=np.float32)
+            return np.full((1, self._scorer.values), np.nan, dtype=np.float32)
         return np.concatenate([self.score(half, tickets, lengths) for half in batch.halves(lengths)])
 
     def _attempt(self, batch: Batch, tickets: Sequence[TokenIds]) -> FloatArray | None:

@@ -8,7 +8,7 @@ import numpy as np
 from ticket_etl.certify import margins
 from ticket_etl.config import ScoringConfig
 from ticket_etl.errors import EXIT_DISAGREEMENT
-from ticket_etl.language_model import FloatArray
+from ticket_etl.network import FloatArray
 from ticket_etl.plan import Limits
 from ticket_etl.preflight import check_request
 from ticket_etl.prompt import TokenIds
@@ -77,9 +77,10 @@ class Verification:
 
 def verify_input(config: ScoringConfig, sample: int | None, on_progress: Callable[[int, int], None]) -> Verification:
     """Score a sample (or, with None, every ticket) by the configured strategy and by the reference."""
-    labels, folder = check_request(config)
+    request = check_request(config)
+    labels, folder = request.labels, request.folder
     workload = read_workload(config)
-    scoring = Scoring(config, labels, folder)
+    scoring = Scoring(config, labels, folder, head=request.head)
     encoded = workload.encode(scoring.encoder)
     chosen = workload.sample(encoded, sample, config.seed)
     tickets = [encoded[index].ids for index in chosen]

@@ -1,0 +1,164 @@
+"""A linear head on pooled hidden states: what it is, its file, and what it is bound to.
+
+The file is safetensors, `weight` and `bias`, with everything else as JSON in its metadata; no pickle.
+Applying a head needs numpy only.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ticket_etl.atomic import replace_atomically
+from ticket_etl.errors import UsageError
+
+FloatArray = npt.NDArray[np.float32]
+
+_METADATA = "ticket-etl-head"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class FeaturePart:
+    """One block of a feature vector: the hidden states after `layer` layers, pooled over a ticket.
+
+    pooling: causal models have `mean` (over the ticket's own tokens) and `last` (where its label is read), encoders
+        `mean` or `cls`.
+    layer: the model's number of layers stands for the last one, after its final norm.
+    """
+
+    pooling: str
+    layer: int
+
+    def __str__(self) -> str:
+        return f"{self.pooling}@{self.layer}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The part that is written like this.
+
+        >>> FeaturePart.parse("mean@30")
+        FeaturePart(pooling='mean', layer=30)
+        """
+        pooling, _, layer = text.partition("@")
+        return cls(pooling, int(layer))
+
+
+@dataclass(frozen=True)
+class Head:
+    """Log-probabilities of labels from features: log softmax of `weight @ features + bias`.
+
+    parts: the blocks of a feature vector, in this order, all of one size.
+    unit: whether each block is divided by its L2 norm first.
+    weight, bias: float32, shapes (labels, features) and (labels,).
+    bound_to: what else the features depend on, by name: the model's revision, the prompt.
+    min_score: a label below this probability does not stand; None where no such threshold was learned.
+    """
+
+    labels: tuple[str, ...]
+    parts: tuple[FeaturePart, ...]
+    unit: bool
+    weight: FloatArray
+    bias: FloatArray
+    bound_to: Mapping[str, str] = field(default_factory=dict)
+    min_score: float | None = None
+
+    def log_probs(self, features: FloatArray) -> FloatArray:
+        """Log-probabilities: float32, shape (tickets, labels).
+
+        Args:
+            features: float32, shape (tickets, features); a row that is not finite gives NaN.
+        """
+        values = features.astype(np.float64)
+        if self.unit:
+            blocks = values.reshape(len(values), len(self.parts), -1)
+            norms = np.linalg.norm(blocks, axis=2, keepdims=True)
+            values = (blocks / np.where(norms > 0, norms, 1.0)).reshape(len(values), -1)
+        logits = values @ self.weight.T.astype(np.float64) + self.bias
+        finite = np.isfinite(logits).all(axis=1, keepdims=True)
+        shifted = np.where(finite, logits - np.where(finite, logits, 0.0).max(axis=1, keepdims=True), np.nan)
+        return (shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))).astype(np.float32)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of everything that decides a score."""
+        digest = hashlib.sha256(self._metadata().encode())
+        digest.update(self.weight.tobytes() + self.bias.tobytes())
+        return digest.hexdigest()
+
+    def check(self, bound_to: Mapping[str, str], labels: Sequence[str]) -> None:
+        """Make sure that this head belongs to a model, prompt and label list.
+
+        Raises:
+            UsageError: it does not; the message names what differs.
+        """
+        different = [name for name, value in self.bound_to.items() if bound_to.get(name) != value]
+        if tuple(labels) != self.labels:
+            different.append("label list")
+        if different:
+            raise UsageError(
+                f"the head was fitted with another {' and '.join(different)};"
+                " use it with what it was fitted with, or fit it again"
+            )
+
+    def save(self, path: Path) -> None:
+        """Write the head to a file, whole or not at all.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        from safetensors.numpy import save
+
+        data = save({"weight": self.weight, "bias": self.bias}, metadata={_METADATA: self._metadata()})
+        with replace_atomically(path) as file:
+            file.write(data)
+
+    def _metadata(self) -> str:
+        return json.dumps(
+            {
+                "version": _VERSION,
+                "labels": self.labels,
+                "parts": [str(part) for part in self.parts],
+                "unit": self.unit,
+                "bound_to": dict(self.bound_to),
+                "min_score": self.min_score,
+            },
+            ensure_ascii=False,
+            sort_keys=True,
+        )
+
+
+def load_head(path: Path) -> Head:
+    """Read a head's file.
+
+    Raises:
+        UsageError: it cannot be read, or is no head; the message names the file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            facts = json.loads((file.metadata() or {})[_METADATA])
+            if facts["version"] != _VERSION:
+                raise UsageError(f"the head {path} was made by another version of this program; fit it again")
+            head = Head(
+                tuple(facts["labels"]),
+                tuple(map(FeaturePart.parse, facts["parts"])),
+                bool(facts["unit"]),
+                file.get_tensor("weight"),
+                file.get_tensor("bias"),
+                facts["bound_to"],
+                facts["min_score"],
+            )
+            if head.weight.shape[0] != len(head.labels) or head.bias.shape != (len(head.labels),):
+                raise ValueError("its tensors do not fit its labels")
+            return head
+    except OSError as error:
+        raise UsageError(f"cannot read the head {path}: {error.strerror or error}") from error
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is not a head made by ticket-etl fit; name its output") from error

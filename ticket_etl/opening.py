@@ -1,0 +1,125 @@
+"""Opening a model for reading: weights, tokenizer and prompt of either kind, side by side."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ticket_etl.config import ScoringConfig
+from ticket_etl.encoder_model import EncoderModel
+from ticket_etl.head import FeaturePart, Head
+from ticket_etl.kernels import BFLOAT16, FLOAT32
+from ticket_etl.labels import LabelSet
+from ticket_etl.language_model import LanguageModel
+from ticket_etl.models import ModelFolder
+from ticket_etl.models.loading import load_encoder, load_model
+from ticket_etl.models.pooling import read_pooling
+from ticket_etl.prompt import TicketEncoder, build_encoder_prompt, build_prompt
+from ticket_etl.readings import FeatureReading, HeadReading, LabelReading, Reading
+
+SIMILARITY_TEMPERATURE = 0.05
+"""What cosines are divided by before the softmax."""
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A model that stands ready.
+
+    parts: what a head may be fitted on, the model's own pooling of its last layer first.
+    """
+
+    network: LanguageModel | EncoderModel
+    encoder: TicketEncoder
+    parts: tuple[FeaturePart, ...]
+    folder: ModelFolder
+    labels: LabelSet
+
+    @property
+    def bound_to(self) -> dict[str, str]:
+        """What a head is bound to: it means nothing on the features of another model or prompt."""
+        return {"model": self.folder.revision, "prompt": self.encoder.prompt.fingerprint}
+
+    def reading(self, head: Head | None = None) -> Reading:
+        """How labels are read: by a head, by likeness to the labels (encoders), or by constrained decoding.
+
+        Raises:
+            UsageError: the head belongs to another model, prompt or label list.
+        """
+        prompt = self.encoder.prompt
+        if head is not None:
+            head.check(self.bound_to, self.labels.names)
+            return HeadReading(self.network, prompt.without_branches(), head)
+        if isinstance(self.network, EncoderModel):
+            return HeadReading(self.network, prompt, self.label_head())
+        return LabelReading(self.network, prompt)
+
+    def feature_reading(self) -> FeatureReading:
+        """All the features that a head may be fitted on."""
+        return FeatureReading(self.network, self.encoder.prompt, self.parts)
+
+    def label_head(self) -> Head:
+        """An encoder's labels as a head: the cosine of a ticket with each label, over a temperature.
+
+        A label is the mean of the unit vectors of its name with its description, and of its examples.
+        """
+        texts = [
+            (f"{label.name}: {label.description}" if label.description else label.name, *label.examples)
+            for label in self.labels.labels
+        ]
+        parts = self.parts[:1]
+        rows = []
+        for about in texts:
+            tickets = [ticket.ids for ticket in self.encoder.encode(about)]
+            vectors = np.stack([self.network.features_alone(self.encoder.prompt, ids, parts) for ids in tickets])
+            mean = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).mean(axis=0)
+            rows.append(mean / np.linalg.norm(mean))
+        weight = (np.stack(rows) / SIMILARITY_TEMPERATURE).astype(np.float32)
+        bias = np.zeros(len(rows), dtype=np.float32)
+        return Head(self.labels.names, parts, True, weight, bias, bound_to=self.bound_to)
+
+
+def open_model(
+    config: ScoringConfig, labels: LabelSet, folder: ModelFolder, device: str, dtype: torch.dtype
+) -> OpenModel:
+    """Load a model of either kind in a dtype.
+
+    Raises:
+        ModelError: the model cannot be loaded.
+        UsageError: the labels do not suit the model.
+    """
+    precisions = (FLOAT32, BFLOAT16) if config.dtype == "bfloat16" else (FLOAT32,)
+    if folder.kind == "encoder":
+        pooling = read_pooling(folder)
+        model, tokenizer = load_encoder(folder, device=device, dtype=dtype)
+        network = EncoderModel(model, pooling.first_position, precisions)
+        encoder = ticket_encoder(config, labels, folder, tokenizer, None)
+        return OpenModel(network, encoder, (FeaturePart(pooling.mode, network.num_layers),), folder, labels)
+    model, tokenizer = load_model(folder, device=device, dtype=dtype)
+    context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    encoder = ticket_encoder(config, labels, folder, tokenizer, context)
+    causal = LanguageModel(model, encoder.prompt.labels, precisions)
+    layers = (causal.num_layers, round(0.75 * causal.num_layers))
+    parts = tuple(FeaturePart(pooling, layer) for layer in layers for pooling in ("mean", "last"))
+    return OpenModel(causal, encoder, parts, folder, labels)
+
+
+def ticket_encoder(
+    config: ScoringConfig,
+    labels: LabelSet,
+    folder: ModelFolder,
+    tokenizer: PreTrainedTokenizerBase,
+    context_tokens: int | None,
+) -> TicketEncoder:
+    """The prompt of a model and what encodes tickets for it; needs no weights.
+
+    Args:
+        context_tokens: a causal model's longest input; encoders read longer tickets in pieces.
+    """
+    longest = config.max_ticket_tokens
+    if folder.kind == "encoder":
+        pooling = read_pooling(folder)
+        prompt = build_encoder_prompt(tokenizer, labels, pooling.max_seq_length)
+        return TicketEncoder(tokenizer, prompt, max_ticket_tokens=longest, lower_case=pooling.lower_case)
+    prompt = build_prompt(tokenizer, labels)
+    return TicketEncoder(tokenizer, prompt, max_ticket_tokens=longest, context_tokens=context_tokens)
