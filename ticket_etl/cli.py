@@ -17,7 +17,15 @@ import click
 from ticket_etl import STRATEGIES, __version__
 from ticket_etl.config import JobConfig, ScoringConfig
 from ticket_etl.errors import Interrupted, OutputError, TicketEtlError
-from ticket_etl.options import PATH, cache_option, common_options, option, output_prefix_option, scoring_options
+from ticket_etl.options import (
+    PATH,
+    cache_option,
+    common_options,
+    json_option,
+    option,
+    output_prefix_option,
+    scoring_options,
+)
 from ticket_etl.process import (
     check_current_folder,
     drop_standard_output,
@@ -193,7 +201,7 @@ def verify(context: click.Context, sample: int, everything: bool, **settings: An
     type=click.Choice(list(STRATEGIES)),
     help="Time these strategies (repeat) instead of all.",
 )
-@option("--json", "json_path", type=PATH, metavar="FILE", help="Write the table as JSON too.")
+@json_option
 @scoring_options
 @click.pass_context
 def bench(context: click.Context, **settings: Any) -> int:
@@ -214,6 +222,33 @@ def bench(context: click.Context, **settings: Any) -> int:
             file.write(table.to_json().encode())
     _print(table)
     return table.exit_code
+
+
+@cli.command(no_args_is_help=True)
+@click.argument("input", metavar="IN")
+@option("--gold", required=True, metavar="COLUMN", help="Column with the true labels.")
+@output_prefix_option
+@cache_option
+@json_option
+@scoring_options
+@click.pass_context
+def evaluate(context: click.Context, gold: str, **settings: Any) -> int:
+    """Compare the labels of IN with gold labels: accuracy, macro-F1, each label, calibration, coverage.
+
+    IN is a file that classify wrote; any other is labelled first, as classify would, without writing anything. Tickets
+    without a gold label, and those that are abstained, empty or failed, are counted and left out. A gold label that is
+    none of the labels counts as wrong. Needs the extra `fit`.
+
+    \b
+    Example:  ticket-etl evaluate labelled.parquet --gold gold --json evaluation.json
+    """
+    from ticket_etl.evaluate import evaluate_input
+
+    own = {name: settings.pop(name) for name in ("output_prefix", "cache", "json_path")}
+    with _progress(context) as on_progress:
+        outcome = evaluate_input(ScoringConfig(**settings), gold, **own, on_progress=on_progress)
+    _print(outcome)
+    return outcome.exit_code
 
 
 @cli.command(no_args_is_help=True)
