@@ -34,7 +34,7 @@ SHIFT = 0.1
 _CHANCE_PERCENTILE = 99.9
 _CHANCE_DRAWS = 2_000
 _NAMED_LABELS = 3
-_CHANGE_NO_LABEL = ("input", "device", "strategy", "certification", "batch limits")
+_CHANGE_NO_LABEL = ("input", "device", "strategy", "certification", "drift profile", "batch limits")
 _THRESHOLDS = ("min_score", "min_margin")
 
 Counts = npt.NDArray[np.int64]
