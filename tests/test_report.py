@@ -21,6 +21,7 @@ from ticket_etl.report_html import render_page
 from ticket_etl.strategies import STRATEGIES
 from ticket_etl.tally import Tally, quantile
 from ticket_etl.trie import build_trie
+from ticket_etl.tuning import Tuning
 from ticket_etl.verdicts import ABSTAINED, EMPTY, FAILED, OK, TRUNCATED, Verdicts, blank_verdicts
 
 NAMES = ("billing", "bug", "R\u00fcckgabe")
@@ -88,6 +89,7 @@ def report_of(tally: Tally, strategy: str = "bucketed+prefix", quarantined: int 
         score_histogram=scores,
         margin_histogram=margins,
         certification=None,
+        tuning=Tuning("float32", strategy, 2048, "defaults").summary(),
         drift=None,
         model={"name": "tiny", "revision": "0123456789abcdef", "source": "a folder", "licence": "none"},
         machine={"device": "cpu", "dtype": "float32", "threads": 1},

@@ -9,17 +9,26 @@ Low precision drifts, and a label can flip only where the drift exceeds the marg
     verify     the other half, which the bound has not seen, is held against the outcome; a disagreement doubles the
                bound and goes back to `re-score`
 
+An earlier run's drift profile gives the bound beforehand. A window then only confirms it: a third of the sample is
+drawn, and all of it verifies. If a drift exceeds every one of the profile, the window goes the whole way above, and the
+profile is replaced when the run has ended.
+
+Nothing is carried from window to window, so that a resumed run gives the same bits. A window so small that the sample
+is most of it is scored in float32 at once.
+
 If none of n verified tickets disagrees, the rate of disagreement left is at most 3/n with 95% confidence (the rule of
 three; Hanley and Lippman-Hand 1983, JAMA 249:1743).
 """
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ticket_etl.drift_profile import DriftProfile
 from ticket_etl.network import FloatArray
 from ticket_etl.prompt import TokenIds
 from ticket_etl.sampling import stratified_sample
@@ -30,15 +39,27 @@ BoolArray = npt.NDArray[np.bool_]
 ExactScores = Callable[[Sequence[TokenIds]], FloatArray]
 """Label log-probabilities in float32: float32, shape (tickets, labels)."""
 
-_SAMPLE_SHARE = 0.05
-_SAMPLE_LEAST = 64
+SAMPLED_SHARE, _SAMPLED_LEAST = 0.05, 64
+"""Tickets of a window that are sampled where nothing is known of the drift."""
+
+CONFIRMED_SHARE, _CONFIRMED_LEAST = 1 / 64, 32
+"""Tickets of a window that are sampled to confirm a drift profile."""
+
 _SAFETY = 1.5
+_LEAST_BOUND = 1e-4
+"""Log-odds that float32 itself does not settle; a bound of 0 could not grow."""
 
 
 @dataclass
 class CertificationCount:
-    """What certification did in a run; drifts are in log-odds."""
+    """What certification did in a run; drifts are in log-odds.
 
+    exact: tickets of small windows, scored in float32 at once; all others were scored in low precision (`low`).
+    widened: windows in which the drift profile did not hold.
+    """
+
+    exact: int = 0
+    low: int = 0
     sampled: int = 0
     drifts: list[float] = field(default_factory=list)
     bound: float = 0.0
@@ -46,11 +67,14 @@ class CertificationCount:
     changed: int = 0
     verified: int = 0
     disagreements: int = 0
+    widened: int = 0
 
     def summary(self) -> dict[str, float | int | None]:
-        """The figures of the report."""
-        p50, p90, p99, largest = np.quantile(self.drifts, [0.5, 0.9, 0.99, 1.0]).tolist() if self.drifts else [None] * 4
+        """The figures of the report; the rate is 0 where every ticket was scored in float32."""
+        p50, p90, p99, largest = self.quantiles()
+        rate = min(1.0, 3.0 / self.verified) if self.verified else None
         return {
+            "scored_in_float32_at_once": self.exact,
             "sampled": self.sampled,
             "drift_median": p50,
             "drift_p90": p90,
@@ -61,8 +85,30 @@ class CertificationCount:
             "labels_changed": self.changed,
             "verified": self.verified,
             "disagreements_before_the_bound_grew": self.disagreements,
-            "remaining_disagreement_rate_95": min(1.0, 3.0 / self.verified) if self.verified else None,
+            "windows_beyond_the_profile": self.widened,
+            "remaining_disagreement_rate_95": rate if self.low else 0.0,
         }
+
+    def quantiles(self) -> tuple[float | None, float | None, float | None, float | None]:
+        """Median, 90%, 99% and largest drift of the sample."""
+        if not self.drifts:
+            return (None, None, None, None)
+        p50, p90, p99, largest = np.quantile(self.drifts, [0.5, 0.9, 0.99, 1.0]).tolist()
+        return p50, p90, p99, largest
+
+    def profile(self, before: DriftProfile | None, today: str) -> DriftProfile | None:
+        """The drift profile after this run: a new one, `before` confirmed, or what replaces it.
+
+        A bound that was enough for one night and not for the next only grows.
+        """
+        p50, p90, p99, largest = self.quantiles()
+        if p50 is None or p90 is None or p99 is None or largest is None:
+            return before
+        share = self.rescored / self.low
+        if before is not None and not self.widened:
+            return before.confirmed(self.sampled, self.verified, share, today)
+        bound = max(self.bound, _SAFETY * largest)
+        return DriftProfile(bound, p50, p90, p99, largest, self.sampled, self.verified, share, 1, today, today)
 
 
 class Certifier:
@@ -71,12 +117,27 @@ class Certifier:
     Args:
         exact: the float32 scorer.
         seed: of the samples.
+        profile: what earlier runs know of the drift.
     """
 
-    def __init__(self, exact: ExactScores, seed: int) -> None:
+    def __init__(self, exact: ExactScores, seed: int, profile: DriftProfile | None = None) -> None:
         self._exact = exact
         self._seed = seed
+        self.before = profile
         self.count = CertificationCount()
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of the report: what this run did, and the profile that it began with."""
+        return self.count.summary() | {"profile": None if self.before is None else asdict(self.before)}
+
+    def is_small(self, tickets: int) -> bool:
+        """Whether a window has so few tickets that most of them would be sampled."""
+        return 2 * self._sample_size(tickets) >= tickets
+
+    def score_exactly(self, tickets: Sequence[TokenIds]) -> FloatArray:
+        """Log-probabilities of a small window, in float32 at once: shape (tickets, labels)."""
+        self.count.exact += len(tickets)
+        return self._exact(tickets)
 
     def certify(self, log_probs: FloatArray, tickets: Sequence[TokenIds]) -> FloatArray:
         """Log-probabilities, shape (tickets, labels), with float32 rows wherever a label could flip."""
@@ -88,27 +149,53 @@ class Certifier:
                 certified[places] = self._exact([tickets[place] for place in places.tolist()])
                 exact[places] = True
 
-        wanted = max(_SAMPLE_LEAST, round(_SAMPLE_SHARE * len(tickets)))
-        sample = np.array(stratified_sample([len(ids) for ids in tickets], wanted, self._seed), dtype=np.int64)
+        sample = self._sample(tickets, self._sample_size(len(tickets)))
         score(sample)
-        # Alternate by length, so that both halves cover all lengths.
-        by_length = sample[np.argsort([len(tickets[place]) for place in sample.tolist()], kind="stable")]
-        measured, verified = by_length[::2], by_length[1::2]
-        drifts = drift(log_probs[measured], certified[measured])
-        bound = _SAFETY * float(drifts.max(initial=0.0))
+        drifts = drift(log_probs[sample], certified[sample])
+        if self.before is not None and _largest(drifts) <= self.before.drift_max:
+            bound, verified = self.before.bound, sample
+        else:
+            if self.before is not None:
+                self.count.widened += 1
+                more = np.setdiff1d(self._sample(tickets, _full_size(len(tickets))), sample)
+                score(more)
+                sample = np.union1d(sample, more)
+                drifts = drift(log_probs[sample], certified[sample])
+            # Alternate by length, so that both halves cover all lengths.
+            order = np.argsort([len(tickets[place]) for place in sample.tolist()], kind="stable")
+            bound, verified = _SAFETY * _largest(drifts[order[::2]]), sample[order[1::2]]
+            bound = max(bound, _LEAST_BOUND, 0.0 if self.before is None else self.before.bound)
         disagree = certified[verified].argmax(axis=1) != log_probs[verified].argmax(axis=1)
         while (disagree & (margins(log_probs[verified]) >= bound)).any():
             self.count.disagreements += 1
             bound *= 2.0
         rescored = np.flatnonzero((margins(log_probs) < bound) & ~exact)
         score(rescored)
+        self.count.low += len(tickets)
         self.count.sampled += len(sample)
-        self.count.drifts += drifts.tolist()
+        self.count.drifts += drifts[np.isfinite(drifts)].tolist()
         self.count.bound = max(self.count.bound, bound)
         self.count.rescored += len(rescored)
         self.count.changed += int((certified.argmax(axis=1) != log_probs.argmax(axis=1)).sum())
         self.count.verified += len(verified)
         return certified
+
+    def _sample_size(self, tickets: int) -> int:
+        if self.before is None:
+            return _full_size(tickets)
+        return max(_CONFIRMED_LEAST, round(CONFIRMED_SHARE * tickets))
+
+    def _sample(self, tickets: Sequence[TokenIds], wanted: int) -> npt.NDArray[np.int64]:
+        return np.array(stratified_sample([len(ids) for ids in tickets], wanted, self._seed), dtype=np.int64)
+
+
+def _full_size(tickets: int) -> int:
+    return max(_SAMPLED_LEAST, round(SAMPLED_SHARE * tickets))
+
+
+def _largest(drifts: npt.NDArray[np.float64]) -> float:
+    """The largest that is a number; a ticket that scores NaN is scored again anyway."""
+    return float(drifts[np.isfinite(drifts)].max(initial=0.0))
 
 
 def drift(low: FloatArray, exact: FloatArray) -> npt.NDArray[np.float64]:

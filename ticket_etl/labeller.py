@@ -10,8 +10,8 @@ import numpy.typing as npt
 from ticket_etl.cache import KnownVerdicts, LabelCache
 from ticket_etl.certify import Certifier
 from ticket_etl.network import FloatArray
-from ticket_etl.plan import Batch, Limits, restore_order
-from ticket_etl.prompt import EncodedTicket, TicketEncoder
+from ticket_etl.plan import Batch, Lengths, Limits, restore_order
+from ticket_etl.prompt import EncodedTicket, TicketEncoder, TokenIds
 from ticket_etl.scorers import MemoryGuard, Reference, Scorer
 from ticket_etl.strategies import Strategy
 from ticket_etl.tally import Tally
@@ -125,15 +125,7 @@ class Labeller:
             batches = self._strategy.planner(lengths, self._limits)
             self._tally.count_plan(batches, lengths)
             self._tally.count_alternatives(tickets, self._scorer.layout.prompt, self._limits)
-        with self._tally.stage("score"):
-            scores: list[FloatArray] = []
-            for batch in batches:
-                scores.append(self._guard.score(batch, tickets, lengths))
-                on_scored(sum(map(len, scores)))
-            log_probs = restore_order(batches, scores)
-        if self._certifier is not None:
-            with self._tally.stage("certify"):
-                log_probs = self._certifier.certify(log_probs, tickets)
+        log_probs = self._log_probs(batches, tickets, lengths, on_scored)
         with self._tally.stage("score"):
             full = self._reference_layout.lengths(tickets)
             for ticket in np.flatnonzero(~np.isfinite(log_probs).all(axis=1)).tolist():
@@ -142,6 +134,25 @@ class Labeller:
                 self._tally.retried += 1
         self._tally.halvings = self._guard.halvings
         return decide(log_probs, truncated)
+
+    def _log_probs(
+        self, batches: Sequence[Batch], tickets: Sequence[TokenIds], lengths: Lengths, on_scored: Callable[[int], None]
+    ) -> FloatArray:
+        """Log-probabilities by the scorer, certified where precision is low: float32, shape (tickets, labels)."""
+        with self._tally.stage("score"):
+            if self._certifier is not None and self._certifier.is_small(len(tickets)):
+                exact = self._certifier.score_exactly(tickets)
+                on_scored(len(tickets))
+                return exact
+            scores: list[FloatArray] = []
+            for batch in batches:
+                scores.append(self._guard.score(batch, tickets, lengths))
+                on_scored(sum(map(len, scores)))
+            log_probs = restore_order(batches, scores)
+        if self._certifier is None:
+            return log_probs
+        with self._tally.stage("certify"):
+            return self._certifier.certify(log_probs, tickets)
 
     def _count_reuse(
         self,

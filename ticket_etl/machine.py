@@ -12,6 +12,9 @@ from pathlib import Path
 
 _RATE_REPEATS = 9
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_CPU_INFO = Path("/proc/cpuinfo")
+_MATRIX_FLAGS = {"avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_tile", "asimd", "bf16", "sve"}
+"""What decides how fast a processor multiplies matrices, as Linux names it."""
 
 
 def usable_cores() -> int:
@@ -35,6 +38,22 @@ def set_threads() -> int:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(usable_cores())
     return torch.get_num_threads()
+
+
+def processor() -> dict[str, str]:
+    """The processor's name and what matters of its instruction sets: what a measured speed depends on."""
+    import torch
+
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            found.setdefault(name.strip().lower(), value.strip())
+    flags = _MATRIX_FLAGS.intersection(found.get("flags", found.get("features", "")).split())
+    return {
+        "name": found.get("model name") or platform.processor() or platform.machine(),
+        "instructions": " ".join([torch.backends.cpu.get_cpu_capability(), *sorted(flags)]),
+    }
 
 
 def choose_device(name: str) -> str:

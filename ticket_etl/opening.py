@@ -1,25 +1,29 @@
 """Opening a model for reading: weights, tokenizer and prompt of either kind, side by side."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ticket_etl.config import ScoringConfig
 from ticket_etl.encoder_model import EncoderModel
 from ticket_etl.head import FeaturePart, Head
-from ticket_etl.kernels import BFLOAT16, FLOAT32
+from ticket_etl.kernels import FLOAT32
 from ticket_etl.labels import LabelSet
 from ticket_etl.language_model import LanguageModel
 from ticket_etl.models import ModelFolder
 from ticket_etl.models.loading import load_encoder, load_model
 from ticket_etl.models.pooling import read_pooling
-from ticket_etl.prompt import TicketEncoder, build_encoder_prompt, build_prompt
+from ticket_etl.prompt import Prompt, TicketEncoder, build_encoder_prompt, build_prompt
 from ticket_etl.readings import FeatureReading, HeadReading, LabelReading, Reading
 
 SIMILARITY_TEMPERATURE = 0.05
 """What cosines are divided by before the softmax."""
+
+ChoosePrecisions = Callable[[PreTrainedModel, Prompt], Sequence[str]]
+"""Told the loaded model and its prompt, says which precisions `Network.at` will be asked for."""
 
 
 @dataclass(frozen=True)
@@ -79,26 +83,35 @@ class OpenModel:
         return Head(self.labels.names, parts, True, weight, bias, bound_to=self.bound_to)
 
 
+def only_float32(model: PreTrainedModel, prompt: Prompt) -> Sequence[str]:  # noqa: ARG001 - see `ChoosePrecisions`
+    """Weights are packed in float32 alone."""
+    return (FLOAT32,)
+
+
 def open_model(
-    config: ScoringConfig, labels: LabelSet, folder: ModelFolder, device: str, dtype: torch.dtype
+    config: ScoringConfig,
+    labels: LabelSet,
+    folder: ModelFolder,
+    device: str,
+    dtype: torch.dtype,
+    choose: ChoosePrecisions = only_float32,
 ) -> OpenModel:
-    """Load a model of either kind in a dtype.
+    """Load a model of either kind in a dtype; `choose` says in which precisions its weights are to be packed.
 
     Raises:
         ModelError: the model cannot be loaded.
         UsageError: the labels do not suit the model.
     """
-    precisions = (FLOAT32, BFLOAT16) if config.dtype == "bfloat16" else (FLOAT32,)
     if folder.kind == "encoder":
         pooling = read_pooling(folder)
         model, tokenizer = load_encoder(folder, device=device, dtype=dtype)
-        network = EncoderModel(model, pooling.first_position, precisions)
         encoder = ticket_encoder(config, labels, folder, tokenizer, None)
+        network = EncoderModel(model, pooling.first_position, choose(model, encoder.prompt))
         return OpenModel(network, encoder, (FeaturePart(pooling.mode, network.num_layers),), folder, labels)
     model, tokenizer = load_model(folder, device=device, dtype=dtype)
     context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     encoder = ticket_encoder(config, labels, folder, tokenizer, context)
-    causal = LanguageModel(model, encoder.prompt.labels, precisions)
+    causal = LanguageModel(model, encoder.prompt.labels, choose(model, encoder.prompt))
     layers = (causal.num_layers, round(0.75 * causal.num_layers))
     parts = tuple(FeaturePart(pooling, layer) for layer in layers for pooling in ("mean", "last"))
     return OpenModel(causal, encoder, parts, folder, labels)

@@ -73,6 +73,7 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
             from ticket_etl.scoring import Scoring  # loads torch: not before the input and output are known to be good
 
             scoring = Scoring(config, labels, folder, head=request.head)
+            scoring.check_on(next(tickets.texts(), []))
         fingerprint = job_fingerprint(config, tickets, scoring)
         tally.resumed_rows = journal.bind(fingerprint)
         if tally.resumed_rows:
@@ -86,7 +87,9 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
             write_labelled(tickets, config.output, labelled, output_columns=schema, **options)
             tickets.write_rejects(config.rejects_path)
         journal.discard()
-        certification = None if certifier is None else certifier.count.summary()
+        if certifier is not None:
+            scoring.keep_profile(certifier)
+        certification = None if certifier is None else certifier.summary()
         seconds = time.monotonic() - clock
         outcome = make_report(config, tickets, scoring, tally, fingerprint, certification, started, seconds)
         if earlier is not None:
@@ -159,6 +162,7 @@ def job_fingerprint(config: JobConfig, tickets: Tickets, scoring: "Scoring") -> 
         "strategy": scoring.strategy.name,
         "certification": fingerprint_text([config.certify, config.seed]),
         "batch limits": fingerprint_text(
+        "drift profile": fingerprint_text(None if scoring.profile is None else scoring.profile.in_force),
             [scoring.limits.batch_tickets, scoring.limits.batch_tokens, config.window_tickets]
         ),
         "max ticket tokens": str(scoring.encoder.max_ticket_tokens),
@@ -205,6 +209,7 @@ def make_report(
         margin_histogram=margin_histogram,
         certification=certification,
         drift=None,
+        tuning=scoring.tuning.summary(),
         model={
             "name": readable(scoring.folder.name),
             "revision": scoring.folder.revision,

@@ -19,6 +19,7 @@ class RunReport:
     """What a run did. Times are UTC (ISO 8601), durations seconds of a monotonic clock, fractions between 0 and 1.
 
     rows: read = labelled + abstained + empty + failed + quarantined; truncated ones are among the labelled.
+    tuning: the settings that were `auto`, and the measurement they come from (`tuning.Tuning`).
     labels: of the labelled rows; the histograms hold the abstained ones too.
     drift: how labels and scores compare with an earlier run's (`label_drift.compare_runs`); None where none was named.
     tokens: of the tickets scored in this run; `padding` = computed - real.
@@ -40,6 +41,7 @@ class RunReport:
     score_histogram: list[dict[str, Any]]
     margin_histogram: list[dict[str, Any]]
     certification: dict[str, Any] | None
+    tuning: dict[str, Any]
     drift: dict[str, Any] | None
     model: dict[str, Any]
     machine: dict[str, Any]
@@ -78,6 +80,7 @@ class RunReport:
             f"speed       {speed['scoring_tickets_per_second']:.1f} tickets/s scoring"
             f" ({speed['scoring_tokens_per_second']:,.0f} tokens/s),"
             f" {speed['run_tickets_per_second']:.1f} tickets/s overall",
+            *_tuning_lines(self.tuning),
             *_certification_lines(self.certification),
             *_drift_lines(self.drift),
             f"padding     {padding['run']:.1%} with {self.settings['strategy']}"
@@ -89,14 +92,33 @@ class RunReport:
         return "\n".join(lines)
 
 
+def _tuning_lines(tuning: dict[str, Any]) -> list[str]:
+    if tuning["measured_on"] is None:
+        return []
+    speedup = tuning["bfloat16_speedup"]
+    return [
+        f"tuned       {tuning['dtype']}, {tuning['strategy']}, {tuning['batch_tokens']:,} tokens a batch (measured"
+        f" {tuning['measured_on']} in {tuning['seconds']:.1f} s"
+        f"{'' if speedup is None else f'; bfloat16 {speedup:.1f}x'})"
+    ]
+
+
 def _certification_lines(certification: dict[str, Any] | None) -> list[str]:
     if certification is None:
         return []
-    rate = certification["remaining_disagreement_rate_95"]
+    rate, profile = certification["remaining_disagreement_rate_95"], certification["profile"]
+    exact = certification["scored_in_float32_at_once"]
+    known = "" if profile is None else f" known from {profile['runs']:,} earlier runs"
+    parts = [f"{exact:,} tickets of small windows scored in float32 at once"] if exact else []
+    if certification["sampled"]:
+        parts.append(
+            f"{certification['rescored']:,} tickets scored again in float32 (margin under {certification['bound']:.3f}"
+            f"{known}), {certification['labels_changed']:,} labels changed"
+        )
     return [
-        f"certified   {certification['rescored']:,} tickets scored again in float32 (margin under"
-        f" {certification['bound']:.3f}), {certification['labels_changed']:,} labels changed; at most"
-        f" {'?' if rate is None else f'{rate:.2%}'} of labels differ from float32 (95%)"
+        f"certified   {', '.join(parts) or 'nothing was scored'}; at most"
+        f" {'?' if rate is None else f'{rate:.2%}'} of labels differ from float32 (95%,"
+        f" {certification['verified']:,} verified)"
     ]
 
 

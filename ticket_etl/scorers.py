@@ -26,6 +26,9 @@ _TRIAL_TOLERANCE = 1e-3
 _LOW_PRECISION_TOLERANCE = 1.0
 """Largest difference of a log-probability in a trial; a wrong mask or cache is further off than rounding."""
 
+CHECK_TOLERANCE = 1e-4
+"""How far log-probabilities in float32 may be from those of `per-item`, absolute or relative to their size."""
+
 
 class Scorer(Protocol):
     """Scores the tickets of a batch.
@@ -119,6 +122,26 @@ def build_scorer(strategy: Strategy, reading: Reading) -> tuple[Strategy, Scorer
         log.warning("strategy %s does not fit this model (%s); using %s", strategy.name, problem, simpler.name)
         strategy = simpler
     return REFERENCE, Reference(reading)
+
+
+def check_scorer(
+    strategy: Strategy, scorer: Scorer, reading: Reading, limits: Limits, tickets: Sequence[TokenIds]
+) -> tuple[Strategy, Scorer]:
+    """Hold a float32 scorer against `per-item` on real tickets; it gives way like in `build_scorer`.
+
+    Args:
+        tickets: a few, since each goes through the model alone too.
+    """
+    expected = np.concatenate([Reference(reading).score(Batch(((n,),), 0), tickets) for n in range(len(tickets))])
+    while strategy is not REFERENCE:
+        scores = score_plan(scorer, strategy, limits, tickets)
+        if np.allclose(scores, expected, rtol=CHECK_TOLERANCE, atol=CHECK_TOLERANCE):
+            break
+        problem = f"log-probabilities of real tickets are off by {np.abs(scores - expected).max():.2g}"
+        simpler = _simpler(strategy)
+        log.warning("strategy %s does not fit this model (%s); using %s", strategy.name, problem, simpler.name)
+        strategy, scorer = build_scorer(simpler, reading)
+    return strategy, scorer
 
 
 def _make_scorer(strategy: Strategy, reading: Reading) -> Scorer:
