@@ -161,8 +161,8 @@ def job_fingerprint(config: JobConfig, tickets: Tickets, scoring: "Scoring") -> 
         "device": str(scoring.model.device),
         "strategy": scoring.strategy.name,
         "certification": fingerprint_text([config.certify, config.seed]),
-        "batch limits": fingerprint_text(
         "drift profile": fingerprint_text(None if scoring.profile is None else scoring.profile.in_force),
+        "batch limits": fingerprint_text(
             [scoring.limits.batch_tickets, scoring.limits.batch_tokens, config.window_tickets]
         ),
         "max ticket tokens": str(scoring.encoder.max_ticket_tokens),
@@ -208,8 +208,8 @@ def make_report(
         score_histogram=score_histogram,
         margin_histogram=margin_histogram,
         certification=certification,
-        drift=None,
         tuning=scoring.tuning.summary(),
+        drift=None,
         model={
             "name": readable(scoring.folder.name),
             "revision": scoring.folder.revision,
