@@ -1,11 +1,15 @@
 """Certification on made-up scores, where the truth is known."""
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ticket_etl.certify import Certifier, drift, margins
+from ticket_etl.drift_profile import DriftProfile, keep_profile, load_profile
 from ticket_etl.prompt import TokenIds
 
 COUNT = 1_000
@@ -106,3 +110,152 @@ def test_drift_is_of_log_odds_not_of_levels() -> None:
     low = log_softmax(np.array([[1.0, 2.0, 3.0]]))
     assert drift(low + np.float32(0.25), low) == pytest.approx([0.0], abs=1e-6)
     assert drift(low, low - np.array([[0.0, 0.5, 0.0]], dtype=np.float32)) == pytest.approx([0.5])
+
+
+# --- drift profiles --------------------------------------------------------------------------------------------------
+
+TODAY, TOMORROW = "2030-01-01", "2030-01-02"
+
+
+def profile_of(world: World) -> DriftProfile:
+    certifier = Certifier(world.score, seed=0)
+    certifier.certify(world.low, world.tickets)
+    profile = certifier.count.profile(None, TODAY)
+    assert profile is not None
+    world.asked.clear()
+    return profile
+
+
+def test_profile_says_what_the_run_found() -> None:
+    world = World(0.1)
+    certifier = Certifier(world.score, seed=0)
+    certifier.certify(world.low, world.tickets)
+    profile = certifier.count.profile(None, TODAY)
+    assert profile is not None
+    summary = certifier.summary()
+    assert summary["profile"] is None
+    assert (profile.drift_median, profile.drift_max) == (summary["drift_median"], summary["drift_max"])
+    assert profile.bound >= max(summary["bound"], 1.5 * profile.drift_max)
+    assert profile.rescored_share == summary["rescored"] / COUNT
+    assert (profile.runs, profile.since, profile.last) == (1, TODAY, TODAY)
+
+
+def test_later_run_confirms_a_profile_with_fewer_tickets() -> None:
+    """The labels are the exact ones all the same, and the whole sample verifies them."""
+    profile = profile_of(World(0.1))
+    world = World(0.1, seed=1)
+    certifier = Certifier(world.score, 0, replace(profile, drift_max=profile.bound))
+    certified = certifier.certify(world.low, world.tickets)
+    count = certifier.count
+    assert (certified.argmax(axis=1) == world.exact.argmax(axis=1)).all()
+    assert count.sampled == count.verified == 32
+    assert count.bound == profile.bound
+    assert count.widened == 0
+    assert len(world.asked) == len(set(world.asked)) == count.sampled + count.rescored
+    after = count.profile(certifier.before, TOMORROW)
+    assert after is not None
+    assert (after.bound, after.sampled, after.runs) == (profile.bound, profile.sampled + 32, 2)
+    assert (after.since, after.last) == (TODAY, TOMORROW)
+
+
+def test_drift_beyond_the_profile_is_sampled_in_full() -> None:
+    """The bound grows, the labels are the exact ones, and the profile is replaced."""
+    profile = profile_of(World(0.01))
+    world = World(0.3, seed=1)
+    certifier = Certifier(world.score, 0, profile)
+    certified = certifier.certify(world.low, world.tickets)
+    count = certifier.count
+    assert (certified.argmax(axis=1) == world.exact.argmax(axis=1)).all()
+    assert count.widened == 1
+    assert count.sampled >= 64
+    assert len(world.asked) == len(set(world.asked)) == count.sampled + count.rescored
+    after = count.profile(certifier.before, TOMORROW)
+    assert after is not None
+    assert after.bound > 10 * profile.bound
+    assert (after.runs, after.since) == (1, TOMORROW)
+
+
+def test_bound_of_a_profile_does_not_shrink() -> None:
+    """Neither when drifts are smaller tonight, nor when another one was exceeded."""
+    profile = replace(profile_of(World(0.3)), drift_max=0.0)
+    certifier = Certifier((world := World(0.01, seed=1)).score, 0, profile)
+    certifier.certify(world.low, world.tickets)
+    assert certifier.count.widened == 1
+    assert certifier.count.bound == profile.bound
+    after = certifier.count.profile(profile, TOMORROW)
+    assert after is not None
+    assert after.bound == profile.bound
+
+
+def test_run_that_certified_nothing_leaves_the_profile_alone() -> None:
+    profile = profile_of(World(0.1))
+    certifier = Certifier(World(0.1).score, 0, profile)
+    certifier.score_exactly(World(0.1).tickets[:10])
+    assert certifier.count.profile(profile, TOMORROW) == profile
+    assert Certifier(World(0.1).score, 0).count.profile(None, TODAY) is None
+
+
+def test_windows_of_which_most_would_be_sampled_are_small() -> None:
+    profile = profile_of(World(0.1))
+    assert [Certifier(World(0.1).score, 0).is_small(count) for count in (1, 128, 129, 2048)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert [Certifier(World(0.1).score, 0, profile).is_small(count) for count in (64, 65)] == [True, False]
+
+
+def test_small_windows_alone_leave_no_doubt() -> None:
+    world = World(0.5)
+    certifier = Certifier(world.score, seed=0)
+    assert (certifier.score_exactly(world.tickets[:7]) == world.exact[:7]).all()
+    assert certifier.summary()["scored_in_float32_at_once"] == 7
+    assert certifier.summary()["remaining_disagreement_rate_95"] == 0.0
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_sampled_ticket_that_scores_nan_hides_no_drift(known: bool) -> None:
+    """Its drift is not a number; the others still give the bound."""
+    world = World(0.3)
+    profile = profile_of(World(0.3)) if known else None
+    world.low[::2] = np.nan
+    certified = Certifier(world.score, 0, profile).certify(world.low, world.tickets)
+    assert (certified.argmax(axis=1) == world.exact.argmax(axis=1)).all()
+
+
+def test_bound_of_no_drift_at_all_can_grow() -> None:
+    """A disagreement where no drift was seen must end in a bound, not go on for ever."""
+    world = World(0.0)
+    world.low = world.exact.copy()
+    probe = Certifier(world.score, seed=0)
+    probe.certify(world.low, world.tickets)
+    sampled = sorted(world.asked[: probe.count.sampled], key=lambda place: len(world.tickets[place]))
+    world.low[sampled[1]] = np.roll(world.exact[sampled[1]], 1)
+    certifier = Certifier(world.score, seed=0)
+    certifier.certify(world.low, world.tickets)
+    assert certifier.count.disagreements > 0
+
+
+KEY = {"model": "m", "dtype": "bfloat16"}
+
+
+def test_profile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TICKET_ETL_CACHE", str(tmp_path))
+    assert load_profile(KEY) is None
+    profile = profile_of(World(0.1))
+    keep_profile(KEY, profile)
+    assert load_profile(KEY) == profile
+    assert load_profile(KEY | {"dtype": "float16"}) is None
+
+
+@pytest.mark.parametrize("damage", [{"bound": "0.1"}, {"bound": float("1e999")}, {"drift_max": 9.0}, {"more": 1}])
+def test_damaged_profile_counts_as_absent(
+    damage: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TICKET_ETL_CACHE", str(tmp_path))
+    keep_profile(KEY, profile_of(World(0.1)))
+    (path,) = (tmp_path / "drift").iterdir()
+    entry = json.loads(path.read_bytes())
+    path.write_text(json.dumps(entry | {"value": entry["value"] | damage}), encoding="utf-8")
+    assert load_profile(KEY) is None
