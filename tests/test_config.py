@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ticket_etl.cli import cli, run_command
-from ticket_etl.config import DEFAULT_STRATEGY, JobConfig, read_settings
+from ticket_etl.config import JobConfig, ScoringConfig, read_settings
 from ticket_etl.strategies import STRATEGIES
 
 
@@ -107,7 +107,7 @@ def test_reports_and_rejects_lie_beside_the_output() -> None:
 
 
 def test_default_strategy_is_one_of_the_strategies() -> None:
-    assert DEFAULT_STRATEGY in STRATEGIES
+    assert ScoringConfig(input="").strategy in ("auto", *STRATEGIES)
 
 
 @pytest.mark.parametrize(

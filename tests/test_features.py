@@ -148,3 +148,20 @@ def test_features_and_labels_come_from_one_pass(causal: tuple[str, Case]) -> Non
     for ticket, features in zip(tickets, values, strict=True):
         alone = model.features_alone(prompt, ticket, parts)
         assert np.abs(features[: len(alone)] - alone).max() <= TOLERANCE
+
+
+def test_calibration_takes_the_prior_out(causal: tuple[str, Case]) -> None:
+    """A ticket without content then tells no label from another, and every strategy does the same to the others."""
+    layout, _ = causal
+    tokenizer = tiny_tokenizer()
+    prompt = build_prompt(tokenizer, LABELS)
+    plain = LabelReading(LanguageModel(tiny_model(layout, tokenizer), prompt.labels), prompt)
+    encoder = TicketEncoder(tokenizer, prompt, max_ticket_tokens=200)
+    (content_free,) = (ticket.ids for ticket in encoder.encode(["N/A"]))
+    calibrated = plain.calibrated([content_free])
+    assert calibrated.alone(content_free) == pytest.approx(np.full(len(LABELS.names), -np.log(5)), abs=1e-5)
+    case = Case(calibrated, [ticket.ids for ticket in encoder.encode(TEXTS)])
+    before = np.exp(score_plan(Reference(plain), REFERENCE, Limits(), case.tickets))
+    weighed = before / np.exp(plain.alone(content_free))
+    assert np.exp(case.expected) == pytest.approx(weighed / weighed.sum(axis=1, keepdims=True), abs=1e-5)
+    assert_agrees(case, "token-budget+prefix", "token-budget+prefix")

@@ -1,5 +1,7 @@
 """Packed matrix products: exact where they claim to be, and absent where they are wrong or missing."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -148,3 +150,28 @@ def test_bfloat16_that_is_missing_is_float32_and_said(
     assert scoring.dtype == (torch.float32 if missing else torch.bfloat16)
     assert (scoring.certifier() is None) == missing
     assert ("no bfloat16 matrix products" in caplog.text) == missing
+
+
+def test_memory_stays_flat_over_a_thousand_shapes() -> None:
+    """Without the bound, this takes hundreds of MB."""
+    if not kernels._all_pass([nn.Linear(8, 8)], FLOAT32):
+        pytest.skip("no packed matrix products on this machine")
+    script = """
+from ticket_etl.process import bound_kernel_caches
+bound_kernel_caches()
+import torch
+from ticket_etl.machine import peak_memory_bytes
+from ticket_etl.kernels import PackedLinear, Switch
+switch = Switch(available=("float32",))
+layer = PackedLinear(torch.nn.Linear(64, 64), switch, ("float32",))
+states = torch.randn(2000, 64)
+with torch.inference_mode(), switch.using("float32"):
+    for count in range(500, 600):
+        layer(states[None, :count])
+    before = peak_memory_bytes()
+    for count in range(1000, 2000):
+        layer(states[None, :count])
+print((peak_memory_bytes() - before) >> 20)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 100

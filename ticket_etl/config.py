@@ -37,6 +37,7 @@ class ScoringConfig:
     window_tickets: int = 2048
     max_ticket_tokens: int = 2048
     certify: bool = True
+    calibrate: bool = False
     bad_records: str = "stop"
     seed: int = 0
 

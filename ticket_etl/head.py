@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ticket_etl.atomic import replace_atomically
 from ticket_etl.errors import UsageError
+from ticket_etl.trie import log_softmax
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -80,9 +81,7 @@ class Head:
             norms = np.linalg.norm(blocks, axis=2, keepdims=True)
             values = (blocks / np.where(norms > 0, norms, 1.0)).reshape(len(values), -1)
         logits = values @ self.weight.T.astype(np.float64) + self.bias
-        finite = np.isfinite(logits).all(axis=1, keepdims=True)
-        shifted = np.where(finite, logits - np.where(finite, logits, 0.0).max(axis=1, keepdims=True), np.nan)
-        return (shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))).astype(np.float32)
+        return log_softmax(logits).astype(np.float32)
 
     @property
     def fingerprint(self) -> str:

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ticket_etl.config import ScoringConfig
 from ticket_etl.encoder_model import EncoderModel
+from ticket_etl.errors import UsageError
 from ticket_etl.head import FeaturePart, Head
 from ticket_etl.kernels import FLOAT32
 from ticket_etl.labels import LabelSet
@@ -25,6 +26,9 @@ SIMILARITY_TEMPERATURE = 0.05
 ChoosePrecisions = Callable[[PreTrainedModel, Prompt], Sequence[str]]
 """Told the loaded model and its prompt, says which precisions `Network.at` will be asked for."""
 
+CONTENT_FREE = ("N/A", "[MASK]", "...")
+"""Tickets that say nothing: what the model answers to them is its prior."""
+
 
 @dataclass(frozen=True)
 class OpenModel:
@@ -38,6 +42,7 @@ class OpenModel:
     parts: tuple[FeaturePart, ...]
     folder: ModelFolder
     labels: LabelSet
+    calibrate: bool = False
 
     @property
     def bound_to(self) -> dict[str, str]:
@@ -48,15 +53,19 @@ class OpenModel:
         """How labels are read: by a head, by likeness to the labels (encoders), or by constrained decoding.
 
         Raises:
-            UsageError: the head belongs to another model, prompt or label list.
+            UsageError: the head belongs to another model, prompt or label list, or there is no prior to calibrate.
         """
         prompt = self.encoder.prompt
+        if self.calibrate and (head is not None or isinstance(self.network, EncoderModel)):
+            raise UsageError("--calibrate is for causal models that decode their labels; leave it out")
         if head is not None:
             head.check(self.bound_to, self.labels.names)
             return HeadReading(self.network, prompt.without_branches(), head)
         if isinstance(self.network, EncoderModel):
             return HeadReading(self.network, prompt, self.label_head())
-        return LabelReading(self.network, prompt)
+        reading = LabelReading(self.network, prompt)
+        content_free = [ticket.ids for ticket in self.encoder.encode(CONTENT_FREE)]
+        return reading.calibrated(content_free) if self.calibrate else reading
 
     def feature_reading(self) -> FeatureReading:
         """All the features that a head may be fitted on."""
@@ -107,14 +116,15 @@ def open_model(
         model, tokenizer = load_encoder(folder, device=device, dtype=dtype)
         encoder = ticket_encoder(config, labels, folder, tokenizer, None)
         network = EncoderModel(model, pooling.first_position, choose(model, encoder.prompt))
-        return OpenModel(network, encoder, (FeaturePart(pooling.mode, network.num_layers),), folder, labels)
+        own = FeaturePart(pooling.mode, network.num_layers)
+        return OpenModel(network, encoder, (own,), folder, labels, config.calibrate)
     model, tokenizer = load_model(folder, device=device, dtype=dtype)
     context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     encoder = ticket_encoder(config, labels, folder, tokenizer, context)
     causal = LanguageModel(model, encoder.prompt.labels, choose(model, encoder.prompt))
     layers = (causal.num_layers, round(0.75 * causal.num_layers))
     parts = tuple(FeaturePart(pooling, layer) for layer in layers for pooling in ("mean", "last"))
-    return OpenModel(causal, encoder, parts, folder, labels)
+    return OpenModel(causal, encoder, parts, folder, labels, config.calibrate)
 
 
 def ticket_encoder(

@@ -178,6 +178,11 @@ def scoring_options(command: F) -> F:
             default=defaults.certify,
             help="Below float32: re-score in float32 every ticket whose label could differ from float32's.",
         ),
+        option(
+            "--calibrate/--no-calibrate",
+            default=defaults.calibrate,
+            help="Take out the labels' prior, as it shows on tickets that say nothing (causal models without a head).",
+        ),
         option("--dtype", type=click.Choice(DTYPES), default=defaults.dtype, help="Precision; auto is float32."),
         option("--device", type=click.Choice(DEVICES), default=defaults.device, help="Where the model runs."),
         option(

@@ -156,6 +156,7 @@ def job_fingerprint(config: JobConfig, tickets: Tickets, scoring: "Scoring") -> 
         "labels": fingerprint_text([dataclasses.asdict(scoring.labels), scoring.prompt.sequences]),
         "head": "none" if scoring.head is None else scoring.head.fingerprint,
         "prompt": scoring.prompt.fingerprint,
+        "calibration": str(config.calibrate),
         "model": scoring.folder.revision,  # a hash or a commit, wherever the folder lies
         "dtype": str(scoring.dtype).removeprefix("torch."),
         "device": str(scoring.model.device),

@@ -1,4 +1,4 @@
-"""What a process owes its surroundings: streams that are there and speak UTF-8, and a good end on a signal."""
+"""What a process owes its surroundings: streams that speak UTF-8, bounded memory, and a good end on a signal."""
 
 import os
 import signal
@@ -31,6 +31,16 @@ def prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+
+
+def bound_kernel_caches() -> None:
+    """Keep memory flat over batches of ever new shapes; to be called before torch is loaded.
+
+    torch and oneDNN keep a kernel with its scratch memory for each of the last 1,024 shapes of a matrix product:
+    several MB for every new batch size. One batch needs a handful.
+    """
+    for variable in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+        os.environ.setdefault(variable, "32")
 
 
 def check_current_folder() -> None:

@@ -6,7 +6,7 @@ those who fit a head. The scorers batch; they do not know what is read.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -17,6 +17,7 @@ from ticket_etl.head import FeaturePart, Head
 from ticket_etl.language_model import LanguageModel
 from ticket_etl.network import FloatArray, Network
 from ticket_etl.prompt import Prompt, TokenIds
+from ticket_etl.trie import log_softmax
 
 
 class Reading(Protocol):
@@ -52,10 +53,15 @@ class Reading(Protocol):
 
 @dataclass(frozen=True)
 class LabelReading:
-    """Log-probabilities of the labels by constrained decoding."""
+    """Log-probabilities of the labels by constrained decoding.
+
+    prior: log-probabilities that the model gives the labels whatever the ticket, float32 of shape (labels,); they are
+        taken out, and the rest is renormalised. None for the model's own word.
+    """
 
     model: LanguageModel
     prompt: Prompt
+    prior: FloatArray | None = None
 
     @property
     def values(self) -> int:
@@ -64,17 +70,34 @@ class LabelReading:
 
     def at(self, precision: str) -> "LabelReading":
         """See `Reading`."""
-        return LabelReading(self.model.at(precision), self.prompt)
+        return LabelReading(self.model.at(precision), self.prompt, self.prior)
 
     def batch(self, inputs: Inputs, **how: Any) -> FloatArray:
         """See `Reading`."""
-        return self.prompt.labels.label_log_probs(self.model.logits(inputs, **how))
+        return self._calibrate(self.prompt.labels.label_log_probs(self.model.logits(inputs, **how)))
 
     def alone(self, ticket: TokenIds) -> FloatArray:
         """See `Reading`: one plain forward pass per branch of the label trie, over prompt and path."""
         whole = [*self.prompt.prefix, *ticket, *self.prompt.suffix]
         logits = [self.model.logits_alone([*whole, *branch.path]) for branch in self.prompt.labels.branches]
-        return self.prompt.labels.label_log_probs(np.array([logits], dtype=np.float32))[0]
+        return self._calibrate(self.prompt.labels.label_log_probs(np.array([logits], dtype=np.float32)))[0]
+
+    def calibrated(self, content_free: Sequence[TokenIds]) -> "LabelReading":
+        """This reading without the prior that shows on tickets without content.
+
+        Contextual calibration (T. Z. Zhao et al., Calibrate before use, ICML 2021): probabilities are divided by their
+        mean over a few texts that say nothing.
+        """
+        probabilities = np.exp(np.stack([self.alone(ticket) for ticket in content_free]).astype(np.float64))
+        return replace(self, prior=np.log(probabilities.mean(axis=0)).astype(np.float32))
+
+    def _calibrate(self, log_probs: FloatArray) -> FloatArray:
+        """Take the prior out of log-probabilities of shape (tickets, labels)."""
+        return (
+            log_probs
+            if self.prior is None
+            else log_softmax((log_probs - self.prior).astype(np.float64)).astype(np.float32)
+        )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ architecture whose cache or masks work differently costs speed and never a label
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -217,13 +217,26 @@ class MemoryGuard:
         return None
 
 
-def score_plan(scorer: Scorer, strategy: Strategy, limits: Limits, tickets: Sequence[TokenIds]) -> FloatArray:
-    """Log-probabilities of tickets, batched by a strategy: float32, shape (tickets, labels)."""
+def score_plan(
+    scorer: Scorer,
+    strategy: Strategy,
+    limits: Limits,
+    tickets: Sequence[TokenIds],
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> FloatArray:
+    """What is read of tickets, batched by a strategy: float32, shape (tickets, values), as a rule log-probabilities.
+
+    `on_progress` is told how many of them are done.
+    """
     lengths = scorer.layout.lengths(tickets)
     bounded = Limits(limits.batch_tickets, limits.batch_tokens, scorer.layout.shared_tokens)
     guard = MemoryGuard(scorer)
     batches = strategy.planner(lengths, bounded)
-    return restore_order(batches, [guard.score(batch, tickets, lengths) for batch in batches])
+    scores: list[FloatArray] = []
+    for batch in batches:
+        scores.append(guard.score(batch, tickets, lengths))
+        on_progress(sum(map(len, scores)), len(tickets))
+    return restore_order(batches, scores)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

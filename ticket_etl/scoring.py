@@ -72,6 +72,7 @@ class Scoring:
         # On a CPU one float32 model does it all: its matrix products can be switched to bfloat16 and back.
         loaded = torch.float32 if device == "cpu" else _DTYPES[self.tuning.dtype]
         opened = open_model(config, labels, folder, device, loaded, self._settle)
+        self.opened = opened
         self.encoder = opened.encoder
         self.dtype = _DTYPES[self.tuning.dtype]
         low = self.dtype == torch.bfloat16

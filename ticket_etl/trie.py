@@ -88,7 +88,7 @@ class LabelTrie:
         log_probs = np.zeros((len(logits), len(self.choices)), dtype=np.float64)
         for index, branch in enumerate(self.branches):
             columns = np.searchsorted(self.rows, branch.children)
-            children = _log_softmax(logits[:, index, columns].astype(np.float64))
+            children = log_softmax(logits[:, index, columns].astype(np.float64))
             for label, choices in enumerate(self.choices):
                 for chosen_branch, child in choices:
                     if chosen_branch == index:
@@ -127,7 +127,7 @@ def build_trie(sequences: Sequence[Sequence[int]]) -> LabelTrie:
     return LabelTrie(branches, choices)
 
 
-def _log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Log-softmax over the last axis; a row with a non-finite logit becomes NaN throughout."""
     finite = np.isfinite(logits).all(axis=-1, keepdims=True)
     safe = np.where(finite, logits, 0.0)

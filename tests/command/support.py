@@ -111,7 +111,8 @@ def read_report(out: Path) -> dict[str, Any]:
     text = out.with_name(out.name + ".report.json").read_bytes().decode("utf-8")
     report: dict[str, Any] = json.loads(text, parse_constant=refuse)
     rows = report["rows"]
-    assert rows["read"] == rows["labelled"] + rows["empty"] + rows["failed"] + rows["quarantined"]
+    outcomes = ("labelled", "abstained", "empty", "failed", "quarantined")
+    assert rows["read"] == sum(rows[outcome] for outcome in outcomes)
     return report
 
 

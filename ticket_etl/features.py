@@ -1,0 +1,48 @@
+"""Reading the features that a head is fitted on, by the same batches as `classify` scores labels with."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ticket_etl.config import ScoringConfig
+from ticket_etl.head import FeaturePart
+from ticket_etl.labels import LabelSet
+from ticket_etl.models import ModelFolder
+from ticket_etl.network import FloatArray
+from ticket_etl.scorers import score_plan
+from ticket_etl.scoring import Scoring
+
+
+class FeatureReader:
+    """A model that yields features and, from the same pass, zero-shot log-probabilities.
+
+    parts: the blocks that can be read, each of one vector a text.
+    bound_to: what the features depend on besides the texts.
+
+    Raises:
+        ModelError, UsageError: see `Scoring`.
+    """
+
+    def __init__(self, config: ScoringConfig, labels: LabelSet, folder: ModelFolder) -> None:
+        self._scoring = Scoring(config, labels, folder, features=True)
+        opened = self._scoring.opened
+        self.kind = folder.kind
+        self.labels = labels.names
+        self.parts: tuple[FeaturePart, ...] = opened.parts
+        self.bound_to = opened.bound_to
+        self.max_ticket_tokens = opened.encoder.max_ticket_tokens
+        self._label_head = opened.label_head() if folder.kind == "encoder" else None
+
+    def read(
+        self, texts: Sequence[str], on_progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> tuple[dict[FeaturePart, FloatArray], FloatArray]:
+        """Features of each part, float32 of shape (texts, size), and zero-shot log-probabilities (texts, labels)."""
+        scoring = self._scoring
+        tickets = [ticket.ids for ticket in scoring.encoder.encode(texts)]
+        values = score_plan(scoring.scorer, scoring.strategy, scoring.limits, tickets, on_progress)
+        size = scoring.model.hidden_size
+        blocks = np.split(values, [size * (at + 1) for at in range(len(self.parts))], axis=1)
+        features = dict(zip(self.parts, blocks, strict=False))
+        own = self.parts[:1]
+        zero_shot = blocks[-1] if self._label_head is None else self._label_head.log_probs(features[own[0]])
+        return features, zero_shot
