@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ticket_etl.drift_profile import DriftProfile
+from ticket_etl.drift_profile import SAFETY, DriftProfile
 from ticket_etl.network import FloatArray
 from ticket_etl.prompt import TokenIds
 from ticket_etl.sampling import stratified_sample
@@ -45,7 +45,6 @@ SAMPLED_SHARE, _SAMPLED_LEAST = 0.05, 64
 CONFIRMED_SHARE, _CONFIRMED_LEAST = 1 / 64, 32
 """Tickets of a window that are sampled to confirm a drift profile."""
 
-_SAFETY = 1.5
 _LEAST_BOUND = 1e-4
 """Log-odds that float32 itself does not settle; a bound of 0 could not grow."""
 
@@ -71,7 +70,7 @@ class CertificationCount:
 
     def summary(self) -> dict[str, float | int | None]:
         """The figures of the report; the rate is 0 where every ticket was scored in float32."""
-        p50, p90, p99, largest = self.quantiles()
+        p50, p90, p99, largest = np.quantile(self.drifts, [0.5, 0.9, 0.99, 1.0]).tolist() if self.drifts else [None] * 4
         rate = min(1.0, 3.0 / self.verified) if self.verified else None
         return {
             "scored_in_float32_at_once": self.exact,
@@ -89,26 +88,17 @@ class CertificationCount:
             "remaining_disagreement_rate_95": rate if self.low else 0.0,
         }
 
-    def quantiles(self) -> tuple[float | None, float | None, float | None, float | None]:
-        """Median, 90%, 99% and largest drift of the sample."""
-        if not self.drifts:
-            return (None, None, None, None)
-        p50, p90, p99, largest = np.quantile(self.drifts, [0.5, 0.9, 0.99, 1.0]).tolist()
-        return p50, p90, p99, largest
-
     def profile(self, before: DriftProfile | None, today: str) -> DriftProfile | None:
         """The drift profile after this run: a new one, `before` confirmed, or what replaces it.
 
         A bound that was enough for one night and not for the next only grows.
         """
-        p50, p90, p99, largest = self.quantiles()
-        if p50 is None or p90 is None or p99 is None or largest is None:
+        if not self.drifts:
             return before
         share = self.rescored / self.low
         if before is not None and not self.widened:
             return before.confirmed(self.sampled, self.verified, share, today)
-        bound = max(self.bound, _SAFETY * largest)
-        return DriftProfile(bound, p50, p90, p99, largest, self.sampled, self.verified, share, 1, today, today)
+        return DriftProfile.of(self.drifts, today, bound=self.bound, verified=self.verified, rescored_share=share)
 
 
 class Certifier:
@@ -118,11 +108,15 @@ class Certifier:
         exact: the float32 scorer.
         seed: of the samples.
         profile: what earlier runs know of the drift.
+        least: tickets of a window that are sampled at least; None for as many as it takes.
     """
 
-    def __init__(self, exact: ExactScores, seed: int, profile: DriftProfile | None = None) -> None:
+    def __init__(
+        self, exact: ExactScores, seed: int, profile: DriftProfile | None = None, *, least: int | None = None
+    ) -> None:
         self._exact = exact
         self._seed = seed
+        self._least = least
         self.before = profile
         self.count = CertificationCount()
 
@@ -163,7 +157,7 @@ class Certifier:
                 drifts = drift(log_probs[sample], certified[sample])
             # Alternate by length, so that both halves cover all lengths.
             order = np.argsort([len(tickets[place]) for place in sample.tolist()], kind="stable")
-            bound, verified = _SAFETY * _largest(drifts[order[::2]]), sample[order[1::2]]
+            bound, verified = SAFETY * _largest(drifts[order[::2]]), sample[order[1::2]]
             bound = max(bound, _LEAST_BOUND, 0.0 if self.before is None else self.before.bound)
         disagree = certified[verified].argmax(axis=1) != log_probs[verified].argmax(axis=1)
         while (disagree & (margins(log_probs[verified]) >= bound)).any():
@@ -183,7 +177,7 @@ class Certifier:
     def _sample_size(self, tickets: int) -> int:
         if self.before is None:
             return _full_size(tickets)
-        return max(_CONFIRMED_LEAST, round(CONFIRMED_SHARE * tickets))
+        return max(_CONFIRMED_LEAST if self._least is None else self._least, round(CONFIRMED_SHARE * tickets))
 
     def _sample(self, tickets: Sequence[TokenIds], wanted: int) -> npt.NDArray[np.int64]:
         return np.array(stratified_sample([len(ids) for ids in tickets], wanted, self._seed), dtype=np.int64)

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,24 +205,32 @@ def verify(context: click.Context, sample: int, everything: bool, **settings: An
     help="Time these strategies (repeat) instead of all.",
 )
 @json_option
-@scoring_options
+@option("--plot", type=PATH, metavar="FILE", help="Draw the table too: .png, .svg or .pdf (needs the extra `report`).")
+@partial(scoring_options, several_dtypes=True)
 @click.pass_context
 def bench(context: click.Context, **settings: Any) -> int:
     """Time every strategy on the same tickets, interleaved in one process, and check its labels.
 
     \b
-    Example:  ticket-etl bench tickets.parquet --sample 64 --json bench.json
+    Example:  ticket-etl bench tickets.parquet --sample 64 --json bench.json --plot bench.svg
     """
     from ticket_etl.bench import bench_input
+    from ticket_etl.bench_plot import check_plot, draw
 
-    sample, repeats, only, json_path = (settings.pop(name) for name in ("sample", "repeats", "only", "json_path"))
+    sample, repeats, only, json_path, plot, dtypes = (
+        settings.pop(name) for name in ("sample", "repeats", "only", "json_path", "plot", "dtypes")
+    )
+    if plot is not None:
+        check_plot(plot)
     with _progress(context) as on_progress:
-        table = bench_input(ScoringConfig(**settings), sample, repeats, only or tuple(STRATEGIES), on_progress)
+        table = bench_input(ScoringConfig(**settings), sample, repeats, only or tuple(STRATEGIES), dtypes, on_progress)
     if json_path is not None:
         from ticket_etl.atomic import replace_atomically
 
         with replace_atomically(json_path) as file:
             file.write(table.to_json().encode())
+    if plot is not None:
+        draw(table, plot)
     _print(table)
     return table.exit_code
 

@@ -5,9 +5,15 @@ replaces it only when OUT is written: the bound in force is part of the journal'
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ticket_etl import kept
+
+SAFETY = 1.5
+"""How far above the largest drift that was seen the bound lies."""
 
 _KIND = "drift"
 
@@ -33,6 +39,15 @@ class DriftProfile:
     runs: int
     since: str
     last: str
+
+    @classmethod
+    def of(
+        cls, drifts: Sequence[float], today: str, *, bound: float = 0.0, verified: int = 0, rescored_share: float = 0.0
+    ) -> "DriftProfile":
+        """What one run's drifts say; at least one, all finite. The bound is that of the run, or higher."""
+        p50, p90, p99, largest = np.quantile(drifts, [0.5, 0.9, 0.99, 1.0]).tolist()
+        bound = max(bound, SAFETY * largest)
+        return cls(bound, p50, p90, p99, largest, len(drifts), verified, rescored_share, 1, today, today)
 
     @property
     def in_force(self) -> list[float]:

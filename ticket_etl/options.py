@@ -54,7 +54,9 @@ def _use_settings(context: click.Context, _: click.Parameter, path: Path | None)
     are checked like those of flags; a list is for an option that can be repeated.
     """
     source, settings = read_settings(path)
-    options = {name: each for each in _all_options(context.find_root().command) for name in each.opts}
+    # The command's own options last: one word may be repeated here and not there.
+    known = [*_all_options(context.find_root().command), *_all_options(context.command)]
+    options = {name: each for each in known for name in each.opts}
     opposites = {name: each for each in options.values() for name in each.secondary_opts}
     defaults = dict(context.default_map or {})
     for key, value in settings.items():
@@ -109,6 +111,22 @@ cache_option = option(
 )
 
 
+_dtype_option = option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    default=ScoringConfig(input="").dtype,
+    help="Precision; auto is measured: bfloat16 where a certified run gains clearly, else float32.",
+)
+_dtypes_option = option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    type=click.Choice(DTYPES),
+    default=["auto"],
+    help="Precision; repeat to compare. auto is float32 and, where the machine has it, bfloat16.",
+)
+
+
 def common_options(command: F) -> F:
     """Options of every command."""
     for decorate in (
@@ -129,7 +147,7 @@ def common_options(command: F) -> F:
     return command
 
 
-def scoring_options(command: F) -> F:
+def scoring_options(command: F, *, several_dtypes: bool = False) -> F:
     """Options of the commands that prepare or score tickets."""
     defaults = ScoringConfig(input="")
     strategies = click.Choice(["auto", *STRATEGIES])
@@ -158,7 +176,7 @@ def scoring_options(command: F) -> F:
             "--max-batch-tokens",
             type=TokenCount(),
             default="auto",
-            help="Tokens a batch holds, for the packed and token-budget strategies.",
+            help="Tokens a batch holds, for the packed and token-budget strategies; auto is measured.",
         ),
         option(
             "--batch-tickets",
@@ -171,7 +189,7 @@ def scoring_options(command: F) -> F:
             type=strategies,
             default=defaults.strategy,
             metavar="NAME",
-            help="How tickets are batched: auto, " + ", ".join(STRATEGIES) + ".",
+            help="How tickets are batched: auto (measured), " + ", ".join(STRATEGIES) + ".",
         ),
         option(
             "--certify/--no-certify",
@@ -183,7 +201,7 @@ def scoring_options(command: F) -> F:
             default=defaults.calibrate,
             help="Take out the labels' prior, as it shows on tickets that say nothing (causal models without a head).",
         ),
-        option("--dtype", type=click.Choice(DTYPES), default=defaults.dtype, help="Precision; auto is float32."),
+        _dtypes_option if several_dtypes else _dtype_option,
         option("--device", type=click.Choice(DEVICES), default=defaults.device, help="Where the model runs."),
         option(
             "--model",
