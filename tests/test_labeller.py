@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiny import tiny_tokenizer
+from ticket_etl.certify import Certifier
 from ticket_etl.collate import Layout
 from ticket_etl.labeller import Labeller, is_blank, text_key
 from ticket_etl.labels import Label, LabelSet
@@ -239,6 +240,30 @@ def test_ticket_too_large_for_memory_alone_fails_without_the_others(monkeypatch:
     verdicts = desk.label("one", long_text, "two")
     assert verdicts["status"].tolist() == [OK, FAILED, OK]
     assert desk.tally.halvings > 0
+
+
+# Low precision
+
+
+@pytest.mark.parametrize(("tickets", "at_once"), [(128, True), (129, False)])
+def test_small_window_is_scored_in_float32_at_once(tickets: int, at_once: bool) -> None:
+    """Instead of in low precision first; a larger one is certified."""
+    desk = Desk()
+    exact: list[str] = []
+
+    def score(ids: Sequence[TokenIds]) -> np.ndarray:
+        exact.extend(TOKENIZER.decode(each) for each in ids)
+        return np.stack([scores_of(each) for each in ids])
+
+    limits = Limits(batch_tickets=3, batch_tokens=300)
+    certifier = Certifier(score, seed=0)
+    desk.labeller = Labeller(ENCODER, STRATEGY, desk.scorer, desk.reference, limits, desk.tally, certifier=certifier)
+    texts = [f"ticket {number}" for number in range(tickets)]
+    expect_alone(desk.label(*texts), texts)
+    assert (sorted(exact) == sorted(texts)) == at_once
+    assert len(desk.scorer.asked) == (0 if at_once else tickets)
+    assert certifier.count.exact == (tickets if at_once else 0)
+    assert desk.progress[-1] == tickets
 
 
 # Windows of an earlier run

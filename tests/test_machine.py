@@ -62,6 +62,39 @@ def test_usable_cores_without_affinity(tmp_path: Path, monkeypatch: pytest.Monke
     assert machine.usable_cores() == 1
 
 
+LINUX = """processor\t: 0
+model name\t: Some CPU @ 2 GHz
+flags\t\t: fpu avx2 avx512f sse2 amx_bf16
+
+processor\t: 1
+model name\t: Another
+"""
+ARM = "processor : 0\nFeatures : fp asimd bf16 sve crc32\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "flags"),
+    [(LINUX, "Some CPU @ 2 GHz", ["amx_bf16", "avx2", "avx512f"]), (ARM, None, ["asimd", "bf16", "sve"])],
+)
+def test_processor_is_named_with_what_decides_its_speed(
+    content: str, name: str | None, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text(content)
+    monkeypatch.setattr(machine, "_CPU_INFO", path)
+    monkeypatch.setattr(machine.platform, "processor", lambda: "what the system says")
+    found = machine.processor()
+    assert found["name"] == (name or "what the system says")
+    assert found["instructions"].split()[1:] == flags
+
+
+def test_processor_where_the_system_says_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_CPU_INFO", tmp_path / "none")
+    monkeypatch.setattr(machine.platform, "processor", lambda: "")
+    monkeypatch.setattr(machine.platform, "machine", lambda: "x86_64")
+    assert machine.processor()["name"] == "x86_64"
+
+
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     """Which accelerators torch says there are."""

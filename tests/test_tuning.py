@@ -237,6 +237,14 @@ def test_without_certification_auto_is_float32(clockwork: Clockwork, model_folde
     assert tuned(model_folder).dtype == BFLOAT16
 
 
+def test_features_are_read_in_float32(clockwork: Clockwork, model_folder: ModelFolder) -> None:
+    """Nothing certifies them."""
+    clockwork.found = speeds(f2048=1.0, b2048=0.1)
+    scoring = Scoring(ScoringConfig(input=""), LABELS, model_folder, features=True)
+    assert scoring.dtype == torch.float32
+    assert not scoring.model.is_low_precision
+
+
 def test_small_model_is_not_worth_measuring(
     clockwork: Clockwork, model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,6 +294,7 @@ def test_measurement_that_fails_leaves_the_defaults(
     for _ in range(2):
         found = tuned(model_folder)
         assert (found.dtype, found.strategy, found.batch_tokens) == (FLOAT32, "packed+prefix", 2048)
+        assert (found.source, found.measured_on) == ("defaults", None)
     assert clockwork.calls == 1
 
 

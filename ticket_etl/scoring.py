@@ -3,6 +3,7 @@
 import datetime
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
@@ -151,12 +152,14 @@ class Scoring:
 
     def _settle(self, model: PreTrainedModel, prompt: Prompt) -> Sequence[str]:
         """Choose what is `auto`, and say in which precisions weights are to be packed."""
-        device = model.device.type
-        dtype = _DTYPES[BFLOAT16 if self._config.dtype == "auto" else self._config.dtype]
-        if self._config.certify and not self._features and dtype != torch.float32:
+        device, config = model.device.type, self._config
+        if self._features and config.dtype == "auto":
+            config = replace(config, dtype=FLOAT32)  # there is nothing to certify in features
+        dtype = _DTYPES[BFLOAT16 if config.dtype == "auto" else config.dtype]
+        if config.certify and not self._features and dtype != torch.float32:
             self._profile = load_profile(self._profile_key(prompt, str(dtype)))
         self.tuning = tune(
-            self._config,
+            config,
             self.folder,
             model,
             prompt,

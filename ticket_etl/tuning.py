@@ -165,7 +165,7 @@ def tune(
             if can_keep and speeds is None:
                 source = "measured"
                 speeds = _measure_and_keep(key, config, fixed, folder, model, prompt, reads_labels)
-    if speeds is None:
+    if speeds is None or not speeds.speeds:
         return fixed
     chosen = choose(speeds.speeds, fixed, config.dtype, rescored_share)
     return replace(chosen, source=source, measured_on=speeds.measured_on, seconds=speeds.seconds)
