@@ -13,7 +13,7 @@ that flash attention uses between its blocks; Dao et al. 2022, arXiv:2205.14135)
 Keys and queries arrive rotated, positions being explicit, so nothing here depends on where a ticket lies.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -136,51 +136,54 @@ def packed_attention(
     """
     if packed_batch is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    out = torch.empty_like(query)
-    lse = torch.empty(query.shape[:3], dtype=torch.float32)
-    repeats = query.shape[1] // key.shape[1]
+    # (tokens, heads, dimension), as the linear layers leave them: a token's heads lie together and move as one.
+    states = [each[0].transpose(0, 1) for each in (query, key, value)]
+    out = torch.empty(states[0].shape, dtype=query.dtype)
+    lse = torch.empty(out.shape[:2], dtype=torch.float32)
     for group in packed_batch.groups:
-        _attend_to_self(group, query, key, value, repeats, scaling, out, lse)
+        _attend_to_self(group, states, scaling, out, lse)
     if packed_batch.prefix is not None:
         keys, values = packed_batch.prefix[module.layer_idx]  # type: ignore[index]
-        to_prefix, lse_prefix = _attend_to_prefix(query, keys, values, repeats, scaling)
-        weight = torch.sigmoid(lse_prefix - lse).unsqueeze(-1).to(out.dtype)
-        out = torch.lerp(out, to_prefix, weight)
-    return out.transpose(1, 2), None
+        to_prefix, lse_prefix = _attend_to_prefix(query, keys, values, scaling)
+        weight = torch.sigmoid(lse_prefix - lse.view(lse_prefix.shape)).unsqueeze(-1).to(out.dtype)
+        out.view(to_prefix.shape).lerp_(to_prefix, weight)
+    return out[None], None
 
 
 def _attend_to_self(
-    group: Group,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    repeats: int,
-    scaling: float | None,
-    out: torch.Tensor,
-    lse: torch.Tensor,
+    group: Group, states: Sequence[torch.Tensor], scaling: float | None, out: torch.Tensor, lse: torch.Tensor
 ) -> None:
-    """Each ticket of a group to itself; results go to the tokens' places in `out` and `lse`."""
+    """Each ticket of a group to itself; results go to the tokens' places in `out` and `lse`.
+
+    Args:
+        states: queries, keys and values, each (tokens, heads, dimension).
+        out, lse: (tokens, heads, dimension) and (tokens, heads).
+    """
     lifted = []
-    for states in (query, key, value):
-        heads, dim = states.shape[1], states.shape[3]
-        part = states[0].index_select(1, group.gather).view(heads, group.tickets, group.longest, dim).transpose(0, 1)
-        lifted.append(part if states is query else part.repeat_interleave(repeats, 1))
+    for each in states:
+        part = each.index_select(0, group.gather).unflatten(0, (group.tickets, group.longest))
+        repeats = out.shape[1] // each.shape[1]
+        lifted.append((part if repeats == 1 else part.repeat_interleave(repeats, 2)).transpose(1, 2))
     mask = None if group.mask is None else group.mask.expand(-1, -1, group.longest, -1)
     partial, partial_lse = _flash(*lifted, causal=group.causal, mask=mask, scale=scaling)
-    heads, dim = query.shape[1], query.shape[3]
-    flat = partial.transpose(0, 1).reshape(heads, -1, dim)
-    out[0, :, group.tokens] = flat[:, group.scatter]
-    lse[0, :, group.tokens] = partial_lse.transpose(0, 1).reshape(heads, -1)[:, group.scatter]
+    for target, result in ((out, partial), (lse, partial_lse)):
+        target.index_copy_(0, group.tokens, result.transpose(1, 2).flatten(0, 1).index_select(0, group.scatter))
 
 
 def _attend_to_prefix(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, repeats: int, scaling: float | None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every token to every key of the prefix; query heads of one key-value head are laid end to end."""
+    """Every token to every key of the prefix; query heads of one key-value head are laid end to end.
+
+    Returns:
+        (tokens, key-value heads, repeats, dimension) and (tokens, key-value heads, repeats).
+    """
     _, heads, tokens, dim = query.shape
-    folded = query.reshape(1, heads // repeats, repeats * tokens, dim)
+    groups = key.shape[1]
+    folded = query.reshape(1, groups, heads // groups * tokens, dim)
     partial, lse = _flash(folded, key, value, causal=False, mask=None, scale=scaling)
-    return partial.reshape(1, heads, tokens, dim), lse.reshape(1, heads, tokens)
+    apart = (groups, heads // groups, tokens)
+    return partial.view(*apart, dim).permute(2, 0, 1, 3), lse.view(apart).permute(2, 0, 1)
 
 
 def _flash(

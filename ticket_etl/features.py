@@ -34,7 +34,7 @@ class FeatureReader:
         self._label_head = opened.label_head() if folder.kind == "encoder" else None
 
     def read(
-        self, texts: Sequence[str], on_progress: Callable[[int, int], None] = lambda done, total: None
+        self, texts: Sequence[str], on_progress: Callable[[int, int], None] | None = None
     ) -> tuple[dict[FeaturePart, FloatArray], FloatArray]:
         """Features of each part, float32 of shape (texts, size), and zero-shot log-probabilities (texts, labels)."""
         scoring = self._scoring

@@ -12,10 +12,11 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
-from transformers.activations import SiLUActivation
+from transformers.activations import GELUActivation, SiLUActivation
 
 log = logging.getLogger("ticket_etl")
 
@@ -72,9 +73,9 @@ class PackedLinear(nn.Module):
         return self.product(tokens.to(_DTYPES[precision]), precision).to(tokens.dtype)
 
     def product(self, tokens: torch.Tensor, precision: str, then: str = "none") -> torch.Tensor:
-        """The product in a precision, with an activation (`swish`) fused into it."""
+        """The product in a precision, with an activation (`swish`, or `gelu`, the exact one) fused into it."""
         weight, bias = self._weights[precision], self._biases[precision]
-        return torch.ops.mkldnn._linear_pointwise(tokens, weight, bias, then, [], "")
+        return torch.ops.mkldnn._linear_pointwise(tokens, weight, bias, then, [], "none" if then == "gelu" else "")
 
     def product_times(self, tokens: torch.Tensor, other: torch.Tensor, precision: str) -> torch.Tensor:
         """The product, multiplied by `other` element by element."""
@@ -111,6 +112,23 @@ class PackedGatedMlp(nn.Module):
         return down.product(gated, precision).to(tokens.dtype)
 
 
+class PackedGelu(nn.Module):
+    """gelu(dense(x)), the first half of an encoder's MLP, with the activation fused into the product."""
+
+    def __init__(self, plain: nn.Module, switch: Switch) -> None:
+        super().__init__()
+        self.plain = plain
+        self._switch = switch
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(..., hidden size) -> (..., intermediate size), in the dtype of `tokens`."""
+        precision = self._switch.precision
+        if precision == PLAIN:
+            return self.plain(tokens)
+        dense = cast(PackedLinear, self.plain.dense)
+        return dense.product(tokens.to(_DTYPES[precision]), precision, then="gelu").to(tokens.dtype)
+
+
 _GATED_MLP = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -131,12 +149,11 @@ def install_kernels(model: nn.Module, head: nn.Module | None, precisions: Iterab
         for parent, name, layer in layers:
             setattr(parent, name, PackedLinear(layer, switch, switch.available))
         last: PackedGatedMlp | None = None
-        for parent, name, mlp in list(_gated_mlps(model)):
-            fused = PackedGatedMlp(mlp, switch)
-            features = getattr(mlp, _GATED_MLP[0]).plain.in_features
-            if all(_is_close(fused, features, switch, precision) for precision in switch.available):
+        for parent, name, plain, first in list(_fusible(model)):
+            fused = PackedGatedMlp(plain, switch) if _is_gated_mlp(plain) else PackedGelu(plain, switch)
+            if all(_is_close(fused, first.plain.in_features, switch, precision) for precision in switch.available):
                 setattr(parent, name, fused)
-                last = fused
+                last = fused if isinstance(fused, PackedGatedMlp) else last
         if last is not None:
             last.is_last = True
     return switch
@@ -154,7 +171,9 @@ def _all_pass(layers: Iterable[nn.Linear], precision: str) -> bool:
         return False
 
 
-def _is_close(packed: PackedLinear | PackedGatedMlp, features: int, switch: Switch, precision: str) -> bool:
+def _is_close(
+    packed: PackedLinear | PackedGatedMlp | PackedGelu, features: int, switch: Switch, precision: str
+) -> bool:
     tokens = torch.randn(1, _TRIAL_TOKENS, features, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         expected = packed.plain(tokens)
@@ -175,11 +194,24 @@ def _linear_layers(model: nn.Module, head: nn.Module | None) -> Iterator[tuple[n
                 yield parent, name, layer
 
 
-def _gated_mlps(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+def _fusible(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module, PackedLinear]]:
+    """Modules whose activation can be fused into a product: parent, name, module, and its first packed layer."""
     for parent in model.modules():
         for name, layer in parent.named_children():
-            parts = {part for part, _ in layer.named_children()}
-            if parts - {"act_fn"} == {*_GATED_MLP} and isinstance(
-                getattr(layer, "act_fn", None), nn.SiLU | SiLUActivation
+            if _is_gated_mlp(layer):
+                yield parent, name, layer, getattr(layer, _GATED_MLP[0])
+            elif {part for part, _ in layer.named_children()} == {"dense", "intermediate_act_fn"} and _is_exact_gelu(
+                layer.intermediate_act_fn
             ):
-                yield parent, name, layer
+                yield parent, name, layer, cast(PackedLinear, layer.dense)
+
+
+def _is_gated_mlp(layer: nn.Module) -> bool:
+    parts = {part for part, _ in layer.named_children()}
+    return parts - {"act_fn"} == {*_GATED_MLP} and isinstance(getattr(layer, "act_fn", None), nn.SiLU | SiLUActivation)
+
+
+def _is_exact_gelu(activation: object) -> bool:
+    return isinstance(activation, GELUActivation) or (
+        isinstance(activation, nn.GELU) and activation.approximate == "none"
+    )

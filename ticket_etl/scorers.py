@@ -222,7 +222,7 @@ def score_plan(
     strategy: Strategy,
     limits: Limits,
     tickets: Sequence[TokenIds],
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> FloatArray:
     """What is read of tickets, batched by a strategy: float32, shape (tickets, values), as a rule log-probabilities.
 
@@ -235,7 +235,8 @@ def score_plan(
     scores: list[FloatArray] = []
     for batch in batches:
         scores.append(guard.score(batch, tickets, lengths))
-        on_progress(sum(map(len, scores)), len(tickets))
+        if on_progress is not None:
+            on_progress(sum(map(len, scores)), len(tickets))
     return restore_order(batches, scores)
 
 
