@@ -157,8 +157,8 @@ def test_memory_stays_flat_over_a_thousand_shapes() -> None:
     if not kernels._all_pass([nn.Linear(8, 8)], FLOAT32):
         pytest.skip("no packed matrix products on this machine")
     script = """
-from ticket_etl.process import bound_kernel_caches
-bound_kernel_caches()
+from ticket_etl.process import prepare_memory
+prepare_memory()
 import torch
 from ticket_etl.machine import peak_memory_bytes
 from ticket_etl.kernels import PackedLinear, Switch

@@ -28,10 +28,10 @@ from ticket_etl.options import (
     scoring_options,
 )
 from ticket_etl.process import (
-    bound_kernel_caches,
     check_current_folder,
     drop_standard_output,
     ignore_signals,
+    prepare_memory,
     prepare_streams,
     readable,
     signals_interrupt,
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
 def run_command(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code; every error is printed here and nowhere else."""
     prepare_streams()
-    bound_kernel_caches()
+    prepare_memory()
     try:
         check_current_folder()
         with (
