@@ -42,8 +42,8 @@ def prepare_memory() -> None:
     torch and oneDNN keep a kernel with its scratch memory for each of the last 1,024 shapes of a matrix product:
     several MB for every new batch size. One batch needs a handful.
 
-    glibc gives the memory of every large tensor back to the system when it is freed, and gets it anew, page by page, for
-    the next: that took a tenth of a run. Blocks up to 32 MB, the most that glibc allows, now come from memory that is
+    glibc gives the memory of every large tensor back to the system when it is freed, and gets it anew, page by page,
+    for the next: that took a tenth of a run. Blocks up to 32 MB, the most that glibc allows, come from memory that is
     kept.
     """
     for variable in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
@@ -99,8 +99,7 @@ def signals_interrupt() -> Iterator[None]:
         nonlocal raised_at
         # The way out must not be interrupted by an impatient second signal; but should a callback have swallowed the
         # first, a later one is heard.
-        if time.monotonic() - raised_at > _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
-_WAY_OUT_SECONDS:
+        if time.monotonic() - raised_at > _WAY_OUT_SECONDS:
             raised_at = time.monotonic()
             raise Interrupted(signum)
 
