@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import click
 
 from ticket_etl import STRATEGIES, __version__
 from ticket_etl.config import JobConfig, ScoringConfig
-from ticket_etl.errors import Interrupted, OutputError, TicketEtlError
+from ticket_etl.errors import Interrupted, OutputError, TicketEtlError, UsageError
 from ticket_etl.options import (
     PATH,
     cache_option,
@@ -233,6 +234,36 @@ def bench(context: click.Context, **settings: Any) -> int:
         draw(table, plot)
     _print(table)
     return table.exit_code
+
+
+@cli.command(no_args_is_help=True)
+@click.argument("input", metavar="IN")
+@option("--gold", required=True, metavar="COLUMN", help="Column with the true labels.")
+@click.option("--head", "head_path", type=PATH, required=True, metavar="FILE", help="Where the head goes.")
+@option(
+    "--precision",
+    type=click.FloatRange(0.0, 1.0),
+    metavar="SHARE",
+    help="Learn from which score on this share of the labels is right; below it, classify --head abstains.",
+)
+@partial(scoring_options, reads_head=False)
+@click.pass_context
+def fit(context: click.Context, gold: str, head_path: Path, precision: float | None, **settings: Any) -> int:
+    """Learn a head from labelled tickets: classify --head then labels by it, in the same forward pass.
+
+    Prints what the head reaches on held-out tickets, beside zero-shot labels and a bag of words. Needs the extra `fit`.
+
+    \b
+    Example:  ticket-etl fit labelled.parquet --gold gold --labels labels.toml --head tickets.head
+    """
+    if find_spec("sklearn") is None:
+        raise UsageError("fit needs scikit-learn: pip install 'ticket-etl[fit]'")
+    from ticket_etl.fit import fit_input
+
+    with _progress(context) as on_progress:
+        outcome = fit_input(ScoringConfig(**settings), gold, head_path, precision=precision, on_progress=on_progress)
+    _print(outcome)
+    return 0
 
 
 @cli.command(no_args_is_help=True)

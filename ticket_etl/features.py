@@ -1,11 +1,13 @@
 """Reading the features that a head is fitted on, by the same batches as `classify` scores labels with."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ticket_etl.config import ScoringConfig
 from ticket_etl.head import FeaturePart
+from ticket_etl.journal import fingerprint_text
 from ticket_etl.labels import LabelSet
 from ticket_etl.models import ModelFolder
 from ticket_etl.network import FloatArray
@@ -17,7 +19,7 @@ class FeatureReader:
     """A model that yields features and, from the same pass, zero-shot log-probabilities.
 
     parts: the blocks that can be read, each of one vector a text.
-    bound_to: what the features depend on besides the texts.
+    bound_to: what a head on these features is bound to; `fingerprint` has all that they depend on besides the texts.
 
     Raises:
         ModelError, UsageError: see `Scoring`.
@@ -30,7 +32,9 @@ class FeatureReader:
         self.labels = labels.names
         self.parts: tuple[FeaturePart, ...] = opened.parts
         self.bound_to = opened.bound_to
-        self.max_ticket_tokens = opened.encoder.max_ticket_tokens
+        self.fingerprint = fingerprint_text(
+            [self.bound_to, dataclasses.asdict(labels), opened.encoder.max_ticket_tokens, str(self._scoring.dtype)]
+        )
         self._label_head = opened.label_head() if folder.kind == "encoder" else None
 
     def read(

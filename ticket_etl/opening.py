@@ -122,8 +122,8 @@ def open_model(
     context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     encoder = ticket_encoder(config, labels, folder, tokenizer, context)
     causal = LanguageModel(model, encoder.prompt.labels, choose(model, encoder.prompt))
-    layers = (causal.num_layers, round(0.75 * causal.num_layers))
-    parts = tuple(FeaturePart(pooling, layer) for layer in layers for pooling in ("mean", "last"))
+    last = causal.num_layers
+    parts = (FeaturePart("mean", last), FeaturePart("last", last), FeaturePart("mean", max(1, last // 2)))
     return OpenModel(causal, encoder, parts, folder, labels, config.calibrate)
 
 

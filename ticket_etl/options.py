@@ -147,7 +147,10 @@ def common_options(command: F) -> F:
     return command
 
 
-def scoring_options(command: F, *, several_dtypes: bool = False) -> F:
+_head_option = option("--head", type=PATH, metavar="FILE", help="Read labels by this head, made by `ticket-etl fit`.")
+
+
+def scoring_options(command: F, *, several_dtypes: bool = False, reads_head: bool = True) -> F:
     """Options of the commands that prepare or score tickets."""
     defaults = ScoringConfig(input="")
     strategies = click.Choice(["auto", *STRATEGIES])
@@ -218,7 +221,7 @@ def scoring_options(command: F, *, several_dtypes: bool = False) -> F:
             " description, else the only string column]",
         ),
         option("--labels", type=PATH, metavar="FILE", help="Label file (TOML).  [default: built-in support labels]"),
-        option("--head", type=PATH, metavar="FILE", help="Read labels by this head, made by `ticket-etl fit`."),
+        *([_head_option] if reads_head else []),
     ):
         command = decorate(command)
     return command

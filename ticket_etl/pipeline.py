@@ -52,8 +52,9 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
     """
     clock, started = time.monotonic(), utc_now()
     check_paths(config)
-    abstention, earlier = check_abstention(config), check_earlier_run(config)
+    earlier = check_earlier_run(config)
     request = check_request(config)
+    abstention = check_abstention(config, request.head)
     labels, folder = request.labels, request.folder
     tally = Tally(labels=len(labels.names))
     with ExitStack() as stack:

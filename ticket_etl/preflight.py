@@ -42,13 +42,15 @@ def check_request(config: ScoringConfig) -> Request:
     return Request(labels, find_model(config.model or default_model()), head)
 
 
-def check_abstention(config: JobConfig) -> Abstention:
-    """From where on labels do not stand, as the configuration has it.
+def check_abstention(config: JobConfig, head: Head | None = None) -> Abstention:
+    """From where on labels do not stand, as the configuration has it; else as the head has learned it.
 
     Raises:
         UsageError: a threshold that is no probability or no log-odds, or a fallback label that cannot be written.
     """
-    score, margin = config.min_score or 0.0, config.min_margin or 0.0
+    learned = head.min_score if head is not None and config.min_margin is None else None
+    score = config.min_score if config.min_score is not None else learned or 0.0
+    margin = config.min_margin or 0.0
     if not 0.0 <= score <= 1.0:
         raise UsageError(f"--min-score {score} is not a probability; give a number from 0 to 1")
     if not 0.0 <= margin < math.inf:
