@@ -164,3 +164,11 @@ def save_tiny_model(folder: Path, layout: str = "qwen2") -> Path:
     tiny_model(layout, tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def save_tiny_encoder(folder: Path, layout: str = "bert") -> Path:
+    """A sentence encoder's folder as a user would have it."""
+    tokenizer = tiny_encoder_tokenizer()
+    tiny_encoder(layout, tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

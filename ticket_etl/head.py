@@ -75,12 +75,13 @@ class Head:
         Args:
             features: float32, shape (tickets, features); a row that is not finite gives NaN.
         """
-        values = features.astype(np.float64)
+        usable = np.isfinite(features).all(axis=1, keepdims=True)
+        values = np.where(usable, features, 0.0).astype(np.float64)
         if self.unit:
             blocks = values.reshape(len(values), len(self.parts), -1)
             norms = np.linalg.norm(blocks, axis=2, keepdims=True)
             values = (blocks / np.where(norms > 0, norms, 1.0)).reshape(len(values), -1)
-        logits = values @ self.weight.T.astype(np.float64) + self.bias
+        logits = np.where(usable, values @ self.weight.T.astype(np.float64) + self.bias, np.nan)
         return log_softmax(logits).astype(np.float32)
 
     @property
