@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 SAMPLE := sample_data
 OUT    := build/labelled.parquet
 
+# Many tests wait for processes of their own to start.
+TWO_AT_A_TIME := -n 2 --dist loadfile
+
 .DELETE_ON_ERROR:
 .PHONY: help run install test test-all lint format bench clean
 
@@ -38,11 +41,10 @@ $(VENV)/installed-dev: $(VENV)/installed
 	@touch $@
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" $(TWO_AT_A_TIME)
 
-# The slow tests mostly wait for processes of their own to start: two at a time.
 test-all: test
-	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m slow $(TWO_AT_A_TIME)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

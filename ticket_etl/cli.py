@@ -239,7 +239,7 @@ def bench(context: click.Context, **settings: Any) -> int:
 @cli.command(no_args_is_help=True)
 @click.argument("input", metavar="IN")
 @option("--gold", required=True, metavar="COLUMN", help="Column with the true labels.")
-@click.option("--head", "head_path", type=PATH, required=True, metavar="FILE", help="Where the head goes.")
+@option("--head", "head_path", type=PATH, required=True, metavar="FILE", help="Where the head goes.")
 @option(
     "--precision",
     type=click.FloatRange(0.0, 1.0),

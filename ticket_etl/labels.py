@@ -26,6 +26,11 @@ class Label:
     description: str = ""
     examples: tuple[str, ...] = ()
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """What stands for the label where texts are compared: its name with its description, and its examples."""
+        return (f"{self.name}: {self.description}" if self.description else self.name, *self.examples)
+
 
 @dataclass(frozen=True)
 class LabelSet:

@@ -76,14 +76,10 @@ class OpenModel:
 
         A label is the mean of the unit vectors of its name with its description, and of its examples.
         """
-        texts = [
-            (f"{label.name}: {label.description}" if label.description else label.name, *label.examples)
-            for label in self.labels.labels
-        ]
         parts = self.parts[:1]
         rows = []
-        for about in texts:
-            tickets = [ticket.ids for ticket in self.encoder.encode(about)]
+        for label in self.labels.labels:
+            tickets = [ticket.ids for ticket in self.encoder.encode(label.texts)]
             vectors = np.stack([self.network.features_alone(self.encoder.prompt, ids, parts) for ids in tickets])
             mean = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).mean(axis=0)
             rows.append(mean / np.linalg.norm(mean))

@@ -65,13 +65,17 @@ def least_seconds_per_token(folder: ModelFolder, parameters: int) -> float:
 
 
 def describe_labels(path: Path, model: str | None) -> str:
-    """The tokens of every label, how the label set branches, and what that costs.
+    """The tokens of every label, how the label set branches, and what that costs; for encoders, the labels' texts.
 
     Raises:
         UsageError: the label set cannot be used; the message names the labels.
     """
     labels = load_labels(path)
-    tokenizer = load_tokenizer(find_model(model or default_model()))
+    folder = find_model(model or default_model())
+    if folder.kind == "encoder":
+        texts = pl.DataFrame({"label": labels.names, "compared by": ["; ".join(each.texts) for each in labels.labels]})
+        return f"{len(labels.names)} labels, compared with each ticket by their vectors\n{_show(texts)}"
+    tokenizer = load_tokenizer(folder)
     prompt = build_prompt(tokenizer, labels)
     trie = prompt.labels
     table = pl.DataFrame(

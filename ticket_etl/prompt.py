@@ -64,6 +64,11 @@ class Prompt:
         """Tokens of every prompt besides the ticket's own, label nodes included."""
         return len(self.prefix) + len(self.suffix) + len(self.labels.nodes)
 
+    @property
+    def is_causal(self) -> bool:
+        """Whether labels are decoded after it; encoders read in pieces, and have no prefix to share."""
+        return self.piece_tokens is None
+
     def pieces(self, lengths: Lengths) -> Lengths:
         """How many pieces tickets of these lengths are read in: int64, the same shape."""
         return np.maximum(1, -(-lengths // self.piece_tokens)) if self.piece_tokens else np.ones_like(lengths)

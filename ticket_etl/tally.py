@@ -70,10 +70,13 @@ class Tally:
         self.batch_shapes.update((len(batch.rows), batch.width) for batch in batches)
 
     def count_alternatives(self, tickets: Sequence[TokenIds], prompt: Prompt, limits: Limits) -> None:
-        """Count what every strategy would compute for the same tickets."""
+        """Count what every strategy that the model can run would compute for the same tickets."""
         self.scored += len(tickets)
         self.token_lengths.update(len(ticket) for ticket in tickets)
         for name, strategy in STRATEGIES.items():
+            if strategy.shares_prefix and not prompt.is_causal:
+                self.plans.pop(name, None)
+                continue
             layout = Layout.of(strategy, prompt)
             lengths = layout.lengths(tickets)
             bounded = Limits(limits.batch_tickets, limits.batch_tokens, layout.shared_tokens)

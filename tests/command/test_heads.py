@@ -23,13 +23,14 @@ from tests.tiny import save_tiny_encoder, save_tiny_model
 WORDS = {"billing": "invoice charged twice", "bug": "error crash export", "login": "password account locked"}
 
 
-@pytest.fixture(params=["causal", pytest.param("encoder", marks=pytest.mark.slow)])
+@pytest.fixture(params=["causal", "encoder"])
 def options(request: pytest.FixtureRequest, tmp_path: Path) -> list[object]:
     save = save_tiny_model if request.param == "causal" else save_tiny_encoder
     labels = write_labels(tmp_path / "labels.toml", *WORDS)
     return ["--model", save(tmp_path / "model"), "--labels", labels]
 
 
+@pytest.mark.slow
 def test_from_labelled_tickets_to_labels(options: list[object], tmp_path: Path, out: Path) -> None:
     """Four commands: fit, classify, verify, evaluate; the head is in the fingerprint, and another model is refused."""
     names = list(WORDS)

@@ -1,0 +1,122 @@
+"""How good labels are, by model and by the number of labelled tickets: the table of the README.
+
+    python benchmarks/quality.py TRAIN TEST --labels labels.toml --gold gold --rows 200 --rows 1044
+
+TRAIN and TEST are files that `classify` reads, with a column of gold labels. For each model: zero-shot labels, and
+heads fitted on so many tickets of TRAIN (three seeded draws where that is not all of them), measured on TEST, which no
+choice sees. A bag of words (TF-IDF) is fitted on the same tickets. Features are read once and kept, so a second run is
+quick, and its speed says nothing.
+"""
+
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+from sklearn.metrics import accuracy_score, f1_score
+
+from ticket_etl import fit
+from ticket_etl.config import ScoringConfig
+from ticket_etl.features import FeatureReader
+from ticket_etl.head import FeaturePart, Head
+from ticket_etl.network import FloatArray
+from ticket_etl.preflight import check_request
+
+DRAWS = 3
+
+
+@click.command()
+@click.argument("train", metavar="TRAIN")
+@click.argument("test", metavar="TEST")
+@click.option("--labels", type=click.Path(path_type=Path), required=True)
+@click.option("--gold", required=True)
+@click.option("--rows", multiple=True, type=int, required=True, help="Tickets to fit on; may be repeated.")
+@click.option("--even", is_flag=True, help="Draw equally many tickets of each label.")
+@click.option("--model", "models", multiple=True, default=("smollm2", "minilm"), show_default=True)
+@click.option("--text-column", "text_columns", multiple=True)
+def main(
+    train: str,
+    test: str,
+    labels: Path,
+    gold: str,
+    rows: tuple[int, ...],
+    even: bool,
+    models: tuple[str, ...],
+    text_columns: tuple[str, ...],
+) -> None:
+    """Print the table."""
+    click.echo(f"| what | zero-shot | {' | '.join(f'{count:,} labelled' for count in rows)} | tickets/s |")
+    click.echo("|---|---|" + "---|" * len(rows) + "---:|")
+    for model in models:
+        configs = [
+            ScoringConfig(input=path, labels=labels, model=model, text_columns=text_columns) for path in (train, test)
+        ]
+        request = check_request(configs[0])
+        names = request.labels.names
+        reader = FeatureReader(configs[0], request.labels, request.folder)
+        learn, judge = (fit.read_labelled(config, gold, names) for config in configs)
+        started = time.monotonic()
+        features, _ = fit.kept_features(reader, learn.texts, lambda *_: None)
+        speed = len(learn.texts) / (time.monotonic() - started)
+        judged, zero_shot = fit.kept_features(reader, judge.texts, lambda *_: None)
+        draws = {count: _draws(learn.gold, count, even) for count in rows}
+        if model == models[0]:
+            cells = [_mean([_bag_of_words(learn, judge, drawn) for drawn in draws[count]]) for count in rows]
+            click.echo(f"| TF-IDF, logistic regression | | {' | '.join(cells)} | |")
+        cells = [
+            _mean([_head(features, judged, learn.gold, judge.gold, drawn) for drawn in draws[count]]) for count in rows
+        ]
+        click.echo(
+            f"| {model} | {_mean([_figures(judge.gold, zero_shot.argmax(axis=1))])} | {' | '.join(cells)}"
+            f" | {speed:.1f} |"
+        )
+
+
+def _draws(gold: np.ndarray, count: int, even: bool) -> list[np.ndarray]:
+    """Seeded draws of so many tickets; all of them once, if there are no more."""
+    if count >= len(gold):
+        return [np.arange(len(gold))]
+    randoms = [np.random.default_rng(seed) for seed in range(DRAWS)]
+    if not even:
+        return [random.permutation(len(gold))[:count] for random in randoms]
+    each = -(-count // len(np.unique(gold)))
+    of_label = [np.flatnonzero(gold == label) for label in np.unique(gold)]
+    return [np.concatenate([random.permutation(places)[:each] for places in of_label]) for random in randoms]
+
+
+def _head(
+    features: dict[FeaturePart, FloatArray],
+    judged: dict[FeaturePart, FloatArray],
+    gold: np.ndarray,
+    truth: np.ndarray,
+    drawn: np.ndarray,
+) -> tuple[float, float]:
+    part_of = {part: values[drawn] for part, values in features.items()}
+    folds = fit.make_folds(gold[drawn], seed=0)
+    chosen, _ = fit.choose(part_of, fit.part_sets(tuple(features)), gold[drawn], folds)
+    size = int(max(gold.max(), truth.max())) + 1
+    weight, bias = fit.fit_weights(fit.stack(part_of, chosen.parts), gold[drawn], chosen.strength, size)
+    head = Head(tuple(map(str, range(size))), chosen.parts, True, weight, bias)
+    given = head.log_probs(np.hstack([judged[part] for part in chosen.parts])).argmax(axis=1)
+    return _figures(truth, given)
+
+
+def _bag_of_words(learn: fit.LabelledTexts, judge: fit.LabelledTexts, drawn: np.ndarray) -> tuple[float, float]:
+    texts = [learn.texts[at] for at in drawn.tolist()] + judge.texts
+    gold = np.concatenate([learn.gold[drawn], judge.gold])
+    fitted, measured = np.arange(len(drawn)), np.arange(len(drawn), len(texts))
+    return _figures(judge.gold, fit.tfidf_labels(texts, gold, [(fitted, measured)])[measured])
+
+
+def _figures(truth: np.ndarray, given: np.ndarray) -> tuple[float, float]:
+    macro = f1_score(truth, given, average="macro", labels=np.unique(truth), zero_division=0)
+    return float(accuracy_score(truth, given)), float(macro)
+
+
+def _mean(figures: list[tuple[float, float]]) -> str:
+    accuracy, macro = np.mean(figures, axis=0)
+    return f"{accuracy:.3f} / {macro:.3f}"
+
+
+if __name__ == "__main__":
+    main()
