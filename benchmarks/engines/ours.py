@@ -70,7 +70,7 @@ class Ours(Engine):
         """What certification did, where it did something."""
         if not self._certified:
             return {}
-        note = f"{self._certified['sampled']} tickets sampled and {self._certified['rescored']} more scored in float32"
+        note = f"scored in float32 too: {self._certified['sampled']} sampled, {self._certified['rescored']} close calls"
         return {"note": note, "certification": self._certified}
 
 
