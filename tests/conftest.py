@@ -1,6 +1,8 @@
 """Settings of all tests: one thread for tiny models, and the shared cases and data if they are there."""
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,3 +21,15 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no shared cases and data in {folder}; set TICKET_ETL_SHARED to run this test")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """The command sets logging up for its process; a test that runs it in this one must not do so for all others."""
+    root, own = logging.getLogger(), logging.getLogger("ticket_etl")
+    before, level = root.handlers[:], own.level
+    yield
+    own.setLevel(level)
+    for handler in root.handlers[:]:
+        if type(handler) is logging.StreamHandler and handler not in before:
+            root.removeHandler(handler)
