@@ -13,7 +13,7 @@ from ticket_etl.prompt import TokenIds
 from ticket_etl.sampling import stratified_sample
 from ticket_etl.scorers import build_scorer, score_plan
 from ticket_etl.scoring import Scoring
-from ticket_etl.strategies import REFERENCE, STRATEGIES
+from ticket_etl.strategies import STRATEGIES
 from ticket_etl.verify import reference_scores
 
 pytestmark = pytest.mark.slow
@@ -64,7 +64,7 @@ def expected(scoring: Scoring, tickets: list[TokenIds]) -> np.ndarray:
     return reference_scores(scoring.reference, tickets)
 
 
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != REFERENCE.name])
+@pytest.mark.parametrize("name", ["naive", "bucketed+prefix", "token-budget+prefix", "packed", "packed+prefix"])
 def test_strategies_agree_in_float32(
     scoring: Scoring, tickets: list[TokenIds], expected: np.ndarray, name: str
 ) -> None:

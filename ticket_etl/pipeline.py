@@ -52,6 +52,7 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
     """
     clock, started = time.monotonic(), utc_now()
     check_paths(config)
+    check_abstention(config)
     earlier = check_earlier_run(config)
     request = check_request(config)
     abstention = check_abstention(config, request.head)
@@ -154,7 +155,7 @@ def job_fingerprint(config: JobConfig, tickets: Tickets, scoring: "Scoring") -> 
     return {
         "input": tickets.content_hash,
         "text columns": fingerprint_text(tickets.text_columns),
-        "labels": fingerprint_text([dataclasses.asdict(scoring.labels), scoring.prompt.sequences]),
+        "labels": fingerprint_text([dataclasses.asdict(scoring.labels)["labels"], scoring.prompt.sequences]),
         "head": "none" if scoring.head is None else scoring.head.fingerprint,
         "prompt": scoring.prompt.fingerprint,
         "calibration": str(config.calibrate),

@@ -43,7 +43,7 @@ def check_request(config: ScoringConfig) -> Request:
 
 
 def check_abstention(config: JobConfig, head: Head | None = None) -> Abstention:
-    """From where on labels do not stand, as the configuration has it; else as the head has learned it.
+    """From where on labels do not stand, as the configuration has it; else as the head, once it is read, has learned it.
 
     Raises:
         UsageError: a threshold that is no probability or no log-odds, or a fallback label that cannot be written.
@@ -59,7 +59,7 @@ def check_abstention(config: JobConfig, head: Head | None = None) -> Abstention:
     if fallback is not None:
         if not fallback.strip() or fallback != fallback.strip():
             raise UsageError(f"--fallback-label {fallback!r} is blank or has white space at its ends; give a name")
-        if not score and not margin:
+        if not score and not margin and (head is not None or config.head is None):
             raise UsageError("--fallback-label is for uncertain labels; set --min-score or --min-margin too")
         try:
             fallback.encode()
