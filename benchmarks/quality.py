@@ -12,15 +12,20 @@ import time
 from pathlib import Path
 
 import click
-import numpy as np
-from sklearn.metrics import accuracy_score, f1_score
 
-from ticket_etl import fit
-from ticket_etl.config import ScoringConfig
-from ticket_etl.features import FeatureReader
-from ticket_etl.head import FeaturePart, Head
-from ticket_etl.network import FloatArray
-from ticket_etl.preflight import check_request
+from ticket_etl.process import prepare_memory
+
+prepare_memory()  # as the command does, before torch is loaded
+
+import numpy as np  # noqa: E402
+from sklearn.metrics import accuracy_score, f1_score  # noqa: E402
+
+from ticket_etl import fit  # noqa: E402
+from ticket_etl.config import ScoringConfig  # noqa: E402
+from ticket_etl.features import FeatureReader  # noqa: E402
+from ticket_etl.head import FeaturePart, Head  # noqa: E402
+from ticket_etl.network import FloatArray  # noqa: E402
+from ticket_etl.preflight import check_request  # noqa: E402
 
 DRAWS = 3
 

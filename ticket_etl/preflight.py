@@ -43,7 +43,7 @@ def check_request(config: ScoringConfig) -> Request:
 
 
 def check_abstention(config: JobConfig, head: Head | None = None) -> Abstention:
-    """From where on labels do not stand, as the configuration has it; else as the head, once it is read, has learned it.
+    """From where on labels do not stand, as the configuration has it; else as the head, once read, has learned it.
 
     Raises:
         UsageError: a threshold that is no probability or no log-odds, or a fallback label that cannot be written.
