@@ -22,7 +22,16 @@ class KnownModel:
 KNOWN_MODELS = {
     model.name: model
     for model in (
-        KnownModel("smollm2", "embedded", "causal", 134_515_008, 538_090_408, "Apache-2.0", None, "CFPB .15 zero-shot"),
+        KnownModel(
+            "smollm2",
+            "embedded",
+            "causal",
+            134_515_008,
+            538_090_408,
+            "Apache-2.0",
+            None,
+            "CFPB .15 zero-shot, .72 fitted",
+        ),
         KnownModel(
             "minilm",
             "embedded",
