@@ -18,13 +18,11 @@ from ticket_etl.process import prepare_memory
 prepare_memory()  # as the command does, before torch is loaded
 
 import numpy as np  # noqa: E402
-from sklearn.metrics import accuracy_score, f1_score  # noqa: E402
 
 from ticket_etl import fit  # noqa: E402
 from ticket_etl.config import ScoringConfig  # noqa: E402
 from ticket_etl.features import FeatureReader  # noqa: E402
-from ticket_etl.head import FeaturePart, Head  # noqa: E402
-from ticket_etl.network import FloatArray  # noqa: E402
+from ticket_etl.learning import Examples, Learner, Search, choose, figures, make_folds  # noqa: E402
 from ticket_etl.preflight import check_request  # noqa: E402
 
 DRAWS = 3
@@ -61,18 +59,16 @@ def main(
         reader = FeatureReader(configs[0], request.labels, request.folder)
         learn, judge = (fit.read_labelled(config, gold, names) for config in configs)
         started = time.monotonic()
-        features, _ = fit.kept_features(reader, learn.texts, lambda *_: None)
+        learn, tickets, _, hints = fit.read_examples(reader, learn, request.labels, lambda *_: None)
         speed = len(learn.texts) / (time.monotonic() - started)
-        judged, zero_shot = fit.kept_features(reader, judge.texts, lambda *_: None)
+        judge, judged, zero_shot, _ = fit.read_examples(reader, judge, request.labels, lambda *_: None)
         draws = {count: _draws(learn.gold, count, even) for count in rows}
         if model == models[0]:
             cells = [_mean([_bag_of_words(learn, judge, drawn) for drawn in draws[count]]) for count in rows]
             click.echo(f"| TF-IDF, logistic regression | | {' | '.join(cells)} | |")
-        cells = [
-            _mean([_head(features, judged, learn.gold, judge.gold, drawn) for drawn in draws[count]]) for count in rows
-        ]
+        cells = [_mean([_head(tickets.at(drawn), hints, judged) for drawn in draws[count]]) for count in rows]
         click.echo(
-            f"| {model} | {_mean([_figures(judge.gold, zero_shot.argmax(axis=1))])} | {' | '.join(cells)}"
+            f"| {model} | {_mean([figures(judge.gold, zero_shot.argmax(axis=1))])} | {' | '.join(cells)}"
             f" | {speed:.1f} |"
         )
 
@@ -89,33 +85,18 @@ def _draws(gold: np.ndarray, count: int, even: bool) -> list[np.ndarray]:
     return [np.concatenate([random.permutation(places)[:each] for places in of_label]) for random in randoms]
 
 
-def _head(
-    features: dict[FeaturePart, FloatArray],
-    judged: dict[FeaturePart, FloatArray],
-    gold: np.ndarray,
-    truth: np.ndarray,
-    drawn: np.ndarray,
-) -> tuple[float, float]:
-    part_of = {part: values[drawn] for part, values in features.items()}
-    folds = fit.make_folds(gold[drawn], seed=0)
-    chosen, _ = fit.choose(part_of, fit.part_sets(tuple(features)), gold[drawn], folds)
-    size = int(max(gold.max(), truth.max())) + 1
-    weight, bias = fit.fit_weights(fit.stack(part_of, chosen.parts), gold[drawn], chosen.strength, size)
-    head = Head(tuple(map(str, range(size))), chosen.parts, True, weight, bias)
-    given = head.log_probs(np.hstack([judged[part] for part in chosen.parts])).argmax(axis=1)
-    return _figures(truth, given)
+def _head(tickets: Examples, hints: Examples, judged: Examples) -> tuple[float, float]:
+    search = Search(tickets, hints, make_folds(tickets.gold, seed=0))
+    recipe = choose(search, fit.part_sets(tuple(tickets.features)))
+    weight, bias = Learner(tickets, hints, recipe.parts).learn(recipe)
+    return figures(judged.gold, (judged.values(recipe.parts) @ weight.T + bias).argmax(axis=1))
 
 
 def _bag_of_words(learn: fit.LabelledTexts, judge: fit.LabelledTexts, drawn: np.ndarray) -> tuple[float, float]:
     texts = [learn.texts[at] for at in drawn.tolist()] + judge.texts
     gold = np.concatenate([learn.gold[drawn], judge.gold])
     fitted, measured = np.arange(len(drawn)), np.arange(len(drawn), len(texts))
-    return _figures(judge.gold, fit.tfidf_labels(texts, gold, [(fitted, measured)])[measured])
-
-
-def _figures(truth: np.ndarray, given: np.ndarray) -> tuple[float, float]:
-    macro = f1_score(truth, given, average="macro", labels=np.unique(truth), zero_division=0)
-    return float(accuracy_score(truth, given)), float(macro)
+    return figures(judge.gold, fit.tfidf_labels(texts, gold, [(fitted, measured)]))
 
 
 def _mean(figures: list[tuple[float, float]]) -> str:

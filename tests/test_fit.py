@@ -1,5 +1,6 @@
-"""Fitting a head: what is chosen, what is left out, and that nothing of a ticket leaks into its own figure."""
+"""Fitting a head from a file: what is left out, what is kept for the next time, and what is refused."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,66 +14,9 @@ from ticket_etl import fit
 from ticket_etl.config import ScoringConfig
 from ticket_etl.errors import InputError, UsageError
 from ticket_etl.features import FeatureReader
-from ticket_etl.head import FeaturePart, Head, load_head
+from ticket_etl.head import load_head
 
 NAMES = ("billing", "bug", "login")
-OWN, OTHER = FeaturePart("mean", 4), FeaturePart("mean", 2)
-
-
-def clusters(count: int = 90, noise: float = 0.6) -> tuple[dict[FeaturePart, np.ndarray], np.ndarray]:
-    """Features that tell the labels apart in one part only; the other is noise."""
-    random = np.random.default_rng(0)
-    gold = np.arange(count) % 3
-    centers = random.normal(size=(3, 8))
-    own = random.normal(size=(count, 8)).astype(np.float32)
-    telling = (centers[gold] + noise * random.normal(size=(count, 8))).astype(np.float32)
-    return {OWN: own, OTHER: telling}, gold
-
-
-def test_the_telling_features_are_chosen() -> None:
-    features, gold = clusters()
-    folds = fit.make_folds(gold, seed=0)
-    chosen, held_out = fit.choose(features, [(OWN,), (OTHER,)], gold, folds)
-    assert chosen.parts == (OTHER,)
-    assert chosen.accuracy > 0.8
-    assert chosen.accuracy == np.mean(held_out.argmax(axis=1) == gold)
-    assert held_out.sum(axis=1) == pytest.approx(np.ones(len(gold)), abs=1e-5)
-
-
-def test_held_out_figures_are_held_out() -> None:
-    """On labels that nothing can tell, figures stay at chance, however well the fitted tickets are known."""
-    features, gold = clusters()
-    shuffled = np.random.default_rng(1).permutation(gold)
-    chosen, _ = fit.choose(features, [(OWN,)], shuffled, fit.make_folds(shuffled, seed=0))
-    assert chosen.accuracy < 0.55
-
-
-@pytest.mark.parametrize("labels", [2, 3])
-def test_weights_are_scikit_learns_model(labels: int) -> None:
-    """Standardisation and two-label models folded in, to its own probabilities."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.preprocessing import StandardScaler
-
-    features, gold = clusters()
-    gold = gold % labels
-    values = fit.stack(features, (OTHER,))
-    weight, bias = fit.fit_weights(values, gold, 0.3, labels)
-    scaler = StandardScaler().fit(values)
-    model = LogisticRegression(C=0.3, class_weight="balanced", max_iter=300, tol=1e-3).fit(
-        scaler.transform(values), gold
-    )
-    head = Head(NAMES[:labels], (OTHER,), True, weight, bias)
-    assert np.exp(head.log_probs(features[OTHER])) == pytest.approx(
-        model.predict_proba(scaler.transform(values)), abs=1e-4
-    )
-
-
-def test_label_without_tickets_is_never_given() -> None:
-    features, gold = clusters()
-    weight, bias = fit.fit_weights(fit.stack(features, (OTHER,)), gold, 0.1, 5)
-    log_probs = Head(("a", "b", "c", "d", "e"), (OTHER,), True, weight, bias).log_probs(features[OTHER])
-    assert np.isfinite(log_probs).all()
-    assert log_probs.argmax(axis=1).max() == 2
 
 
 def test_threshold_keeps_its_promise() -> None:
@@ -115,10 +59,14 @@ def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kit:
 def test_every_ticket_is_accounted_for(kit: Kit) -> None:
     outcome = kit.fit()
     assert (outcome.tickets, outcome.labels) == (36, 3)
-    assert outcome.left_out == {"without text": 2, "without label": 1, "with a text seen before": 1}
+    assert {reason: count for reason, count in outcome.left_out.items() if count} == {
+        "without text": 2,
+        "without label": 1,
+        "with a text seen before": 1,
+    }
     assert outcome.unknown == {"Billing": 2}
-    assert set(outcome.others) == {"zero-shot", "TF-IDF"}
-    assert outcome.others["TF-IDF"][0] == 1.0, "these texts tell their labels by their words"
+    assert set(outcome.held_out) == {"head", "zero-shot", "TF-IDF"}
+    assert outcome.held_out["TF-IDF"][0] == 1.0, "these texts tell their labels by their words"
     assert "Billing 2: not in the label set" in str(outcome)
     assert load_head(kit.folder / "head").labels == NAMES
 
@@ -138,6 +86,45 @@ def test_features_of_another_prompt_are_read_anew(kit: Kit, monkeypatch: pytest.
     monkeypatch.setattr(FeatureReader, "read", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         kit.fit()
+
+
+def test_tickets_that_were_not_read_are_left_out(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a ticket does not fit in memory even alone."""
+    read = FeatureReader.read
+
+    def failing(self: FeatureReader, texts: list[str], on_progress: object) -> object:
+        features, zero_shot = read(self, texts)
+        features[self.parts[0]][3] = np.nan
+        return features, zero_shot
+
+    monkeypatch.setattr(FeatureReader, "read", failing)
+    outcome = kit.fit()
+    assert outcome.tickets == 35
+    assert "1 that did not fit in memory" in str(outcome)
+    assert np.isfinite(load_head(kit.folder / "head").weight).all()
+
+
+def test_examples_of_the_label_file_are_learned_from(kit: Kit) -> None:
+    kit.fit()
+    without = load_head(kit.folder / "head").weight
+    labels = kit.folder / "labels.toml"
+    prompt = load_head(kit.folder / "head").bound_to["prompt"]
+    labels.write_text(labels.read_text() + 'examples = ["I cannot sign in"]\n')
+    kit.fit()
+    assert load_head(kit.folder / "head").bound_to["prompt"] != prompt, "a causal model reads examples too"
+    assert (load_head(kit.folder / "head").weight != without).any()
+
+
+def test_features_of_old_fits_are_forgotten(kit: Kit) -> None:
+    folder = kit.folder / "cache" / "features"
+    folder.mkdir(parents=True)
+    for at in range(12):
+        (folder / f"{at}.safetensors").write_bytes(b"")
+        os.utime(folder / f"{at}.safetensors", (at, at))
+    kit.fit()
+    names = {path.name for path in folder.iterdir()}
+    assert len(names) == 8
+    assert {f"{at}.safetensors" for at in range(5, 12)} < names
 
 
 def test_what_cannot_be_fitted_is_refused(kit: Kit) -> None:

@@ -2,18 +2,16 @@
 
 read       texts and gold labels; tickets without one of them, and repeated texts, are left out
 features   pooled hidden states by the batches of `classify`, kept for the next fit
-choose     logistic regression on standardised features; which states, and how strong the regularisation, is decided
-           by the macro-F1 of stratified folds
+choose     how to learn, by what each way reaches on the same stratified folds (`learning`)
 compare    the same folds for zero-shot labels and for TF-IDF, so that the gain shows
-save       the head fitted on all tickets, with standardisation folded into its weights
+save       the head learned from all tickets
 """
 
 import hashlib
 import logging
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -22,13 +20,9 @@ import numpy.typing as npt
 import polars as pl
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import accuracy_score, f1_score
-from sklearn.model_selection import StratifiedKFold
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 from ticket_etl.atomic import replace_atomically
 from ticket_etl.config import ScoringConfig
@@ -37,6 +31,21 @@ from ticket_etl.features import FeatureReader
 from ticket_etl.gold import open_gold
 from ticket_etl.head import FeaturePart, Head
 from ticket_etl.labeller import is_blank, text_key
+from ticket_etl.labels import LabelSet
+from ticket_etl.learning import (
+    FOLDS,
+    Examples,
+    Folds,
+    Indices,
+    Learner,
+    Recipe,
+    Search,
+    calibrated,
+    choose,
+    figures,
+    make_folds,
+    measured_in,
+)
 from ticket_etl.models.places import cache_dirs_to_read, writable_cache
 from ticket_etl.network import FloatArray
 from ticket_etl.preflight import check_request, check_result_path
@@ -44,18 +53,11 @@ from ticket_etl.workload import open_workload_input
 
 log = logging.getLogger("ticket_etl")
 
-FOLDS = 4
-INVERSE_STRENGTHS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
-"""The candidates for C, scikit-learn's inverse strength of L2 regularisation."""
-
 FEW_ROWS = 10
-_NEVER = -1e4
-"""Bias of a label without a single ticket: it is never given."""
+_KEPT_FEATURES = 8
+"""Files of features in the cache folder, one for each fit on other texts or with another model; the oldest goes."""
 
-_ZERO_SHOT, _TFIDF = "zero-shot", "TF-IDF"
-
-Indices = npt.NDArray[np.int64]
-Doubles = npt.NDArray[np.float64]
+_HEAD, _ZERO_SHOT, _TFIDF = "head", "zero-shot", "TF-IDF"
 
 
 @dataclass(frozen=True)
@@ -74,21 +76,12 @@ class LabelledTexts:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A way to fit, and what it reached on the folds."""
-
-    parts: tuple[FeaturePart, ...]
-    strength: float
-    accuracy: float
-    macro_f1: float
-
-
-@dataclass(frozen=True)
 class FitOutcome:
-    """What `fit` prints: figures are means over the folds, each measured on tickets that were not fitted on.
+    """What `fit` prints.
 
-    few: labels with few tickets, with their number. min_score: the threshold learned for `precision`, and the share of
-    tickets that reach it.
+    few: labels with few tickets, with their number.
+    held_out: accuracy and macro-F1 on tickets that were not learned from, of the head and of what it must beat.
+    min_score: the threshold learned for `precision`; coverage: the share of held-out tickets that reach it.
     """
 
     head: Path
@@ -98,23 +91,21 @@ class FitOutcome:
     left_out: dict[str, int]
     unknown: dict[str, int]
     few: dict[str, int]
-    chosen: Choice
-    others: dict[str, tuple[float, float]]
+    recipe: Recipe
+    held_out: dict[str, tuple[float, float]]
     precision: float | None
     min_score: float | None
     coverage: float | None
 
     def __str__(self) -> str:
         others = [f", {count:,} {reason}" for reason, count in self.left_out.items() if count]
-        rows = [("head", self.chosen.accuracy, self.chosen.macro_f1)]
-        rows += [(name, *figures) for name, figures in self.others.items()]
+        rows = [(name, *reached) for name, reached in self.held_out.items()]
         table = pl.DataFrame(rows, schema=["held out", "accuracy", "macro-F1"], orient="row")
         lines = [
             f"tickets     {self.tickets:,} with text and label, {self.labels} labels{''.join(others)}",
             *([f"unknown     {_counts(self.unknown)}: not in the label set"] if self.unknown else []),
             *([f"few         {_counts(self.few)}: fewer than {FEW_ROWS} tickets"] if self.few else []),
-            f"chosen      {' + '.join(map(str, self.chosen.parts))}, C {self.chosen.strength:g},"
-            f" by {FOLDS}-fold cross-validation",
+            f"chosen      {self.recipe}, by {FOLDS}-fold cross-validation",
             f"wrote       {self.head} (for {self.model})",
         ]
         if self.precision is not None:
@@ -163,29 +154,33 @@ def fit_input(
     names = request.labels.names
     labelled = read_labelled(config, gold, names)
     reader = FeatureReader(config, request.labels, request.folder)
-    features, zero_shot = kept_features(reader, labelled.texts, on_progress)
-    counts = Counter(labelled.gold.tolist())
-    folds = make_folds(labelled.gold, config.seed)
-    chosen, held_out = choose(features, part_sets(reader.parts), labelled.gold, folds)
+    labelled, tickets, zero_shot, hints = read_examples(reader, labelled, request.labels, on_progress)
+    folds = make_folds(tickets.gold, config.seed)
+    search = Search(tickets, hints, folds)
+    recipe = choose(search, part_sets(reader.parts))
+    log_probs, degrees = calibrated(search.held_out(recipe), search.gold)
+    given = log_probs.argmax(axis=1)
+    held_out = {
+        _HEAD: figures(search.gold, given),
+        _ZERO_SHOT: figures(search.gold, zero_shot[measured_in(folds)].argmax(axis=1)),
+        _TFIDF: figures(search.gold, tfidf_labels(labelled.texts, labelled.gold, folds)),
+    }
     min_score, coverage = None, None
     if precision is not None:
-        min_score, coverage = learn_threshold(held_out.max(axis=1), held_out.argmax(axis=1) == labelled.gold, precision)
-    weight, bias = fit_weights(stack(features, chosen.parts), labelled.gold, chosen.strength, len(names))
-    head = Head(names, chosen.parts, True, weight, bias, reader.bound_to, min_score)
-    head.save(head_path)
+        min_score, coverage = learn_threshold(np.exp(log_probs).max(axis=1), given == search.gold, precision)
+    weight, bias = ((each / degrees).astype(np.float32) for each in Learner(tickets, hints, recipe.parts).learn(recipe))
+    Head(names, recipe.parts, True, weight, bias, reader.bound_to, min_score).save(head_path)
+    counts = Counter(tickets.gold.tolist())
     return FitOutcome(
         head=head_path,
         model=request.folder.name,
-        tickets=len(labelled.texts),
+        tickets=len(tickets.gold),
         labels=len(counts),
         left_out=labelled.left_out,
         unknown=labelled.unknown,
         few={name: counts[at] for at, name in enumerate(names) if counts[at] < FEW_ROWS},
-        chosen=chosen,
-        others={
-            _ZERO_SHOT: fold_figures(labelled.gold, zero_shot.argmax(axis=1), folds),
-            _TFIDF: fold_figures(labelled.gold, tfidf_labels(labelled.texts, labelled.gold, folds), folds),
-        },
+        recipe=recipe,
+        held_out=held_out,
         precision=precision,
         min_score=min_score,
         coverage=coverage,
@@ -230,87 +225,15 @@ def part_sets(parts: Sequence[FeaturePart]) -> list[tuple[FeaturePart, ...]]:
     return list(dict.fromkeys([(own,), deeper, tuple(parts)]))
 
 
-def make_folds(gold: Indices, seed: int) -> list[tuple[Indices, Indices]]:
-    """Seeded stratified folds: indices to fit on, and to measure on."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # labels with fewer tickets than folds: named in the outcome
-        return list(StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(gold, gold))
-
-
-def stack(features: dict[FeaturePart, FloatArray], parts: Sequence[FeaturePart]) -> Doubles:
-    """Blocks side by side, each of unit length: float64, shape (texts, features)."""
-    blocks = [features[part].astype(np.float64) for part in parts]
-    return np.hstack([block / np.maximum(np.linalg.norm(block, axis=1, keepdims=True), 1e-12) for block in blocks])
-
-
-def choose(
-    features: dict[FeaturePart, FloatArray],
-    candidates: Sequence[tuple[FeaturePart, ...]],
-    gold: Indices,
-    folds: Sequence[tuple[Indices, Indices]],
-) -> tuple[Choice, FloatArray]:
-    """The candidate with the best macro-F1, and the probabilities it gave to held-out tickets: (texts, labels)."""
-    labels = int(gold.max()) + 1
-    best: tuple[Choice, FloatArray] | None = None
-    for parts in candidates:
-        values = stack(features, parts)
-        for strength in INVERSE_STRENGTHS:
-            held_out = np.zeros((len(gold), labels), dtype=np.float32)
-            for fitted, measured in folds:
-                weight, bias = fit_weights(values[fitted], gold[fitted], strength, labels)
-                head = Head(tuple(map(str, range(labels))), parts, False, weight, bias)
-                held_out[measured] = np.exp(head.log_probs(values[measured].astype(np.float32)))
-            accuracy, macro_f1 = fold_figures(gold, held_out.argmax(axis=1), folds)
-            if best is None or macro_f1 > best[0].macro_f1:
-                best = Choice(parts, strength, accuracy, macro_f1), held_out
-    assert best is not None
-    return best
-
-
-def fit_weights(values: Doubles, gold: Indices, strength: float, labels: int) -> tuple[FloatArray, FloatArray]:
-    """Logistic regression on standardised features, as weights on the features themselves.
-
-    Labels count alike, however many tickets they have (scikit-learn's `balanced` class weights).
-
-    Returns:
-        float32 of shapes (labels, features) and (labels,).
-    """
-    scaler = StandardScaler().fit(values)
-    model = LogisticRegression(C=strength, class_weight="balanced", max_iter=300, tol=1e-3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # weak candidates need not converge to lose
-        model.fit(scaler.transform(values), gold)
-    coefficients, intercepts = model.coef_, model.intercept_
-    if len(model.classes_) == 2:  # one row for both
-        coefficients, intercepts = (
-            np.vstack([-coefficients, coefficients]) / 2,
-            np.hstack([-intercepts, intercepts]) / 2,
-        )
-    coefficients = coefficients / scaler.scale_
-    weight = np.zeros((labels, values.shape[1]), dtype=np.float32)
-    bias = np.full(labels, _NEVER, dtype=np.float32)
-    weight[model.classes_] = coefficients
-    bias[model.classes_] = intercepts - coefficients @ scaler.mean_
-    return weight, bias
-
-
-def tfidf_labels(texts: Sequence[str], gold: Indices, folds: Sequence[tuple[Indices, Indices]]) -> Indices:
-    """What a bag of words and word pairs gives to held-out tickets: the baseline that needs no model."""
-    given = np.zeros(len(gold), dtype=np.int64)
-    for fitted, measured in folds:
+def tfidf_labels(texts: Sequence[str], gold: Indices, folds: Folds) -> Indices:
+    """What a bag of words and word pairs gives to held-out tickets, fold after fold: the baseline without a model."""
+    given = []
+    for learned, measured in folds:
         words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=1)
         model = make_pipeline(words, LogisticRegression(C=10.0, class_weight="balanced", max_iter=300, tol=1e-3))
-        model.fit([texts[at] for at in fitted.tolist()], gold[fitted])
-        given[measured] = model.predict([texts[at] for at in measured.tolist()])
-    return given
-
-
-def fold_figures(gold: Indices, given: Indices, folds: Sequence[tuple[Indices, Indices]]) -> tuple[float, float]:
-    """Accuracy and macro-F1 over all held-out tickets together; macro-F1 is over the labels that occur in gold."""
-    measured = np.concatenate([each for _, each in folds])
-    truth, label = gold[measured], given[measured]
-    macro = f1_score(truth, label, average="macro", labels=np.unique(truth), zero_division=0)
-    return float(accuracy_score(truth, label)), float(macro)
+        model.fit([texts[at] for at in learned.tolist()], gold[learned])
+        given.append(model.predict([texts[at] for at in measured.tolist()]))
+    return np.concatenate(given)
 
 
 def learn_threshold(
@@ -328,6 +251,34 @@ def learn_threshold(
     if not len(good):
         return None, None
     return float(scores[order][good[-1]]), float((good[-1] + 1) / len(order))
+
+
+def read_examples(
+    reader: FeatureReader,
+    labelled: LabelledTexts,
+    labels: LabelSet,
+    on_progress: Callable[[int, int], None],
+) -> tuple[LabelledTexts, Examples, FloatArray, Examples]:
+    """What there is to learn from.
+
+    Returns:
+        The labelled texts whose features could be read, their features, their zero-shot log-probabilities, and what the
+        label file says of the labels.
+    """
+    said = [(text, at) for at, label in enumerate(labels.labels) for text in label.texts]
+    texts = [*labelled.texts, *(text for text, _ in said)]
+    features, zero_shot = kept_features(reader, texts, on_progress)
+    gold = np.concatenate([labelled.gold, np.array([at for _, at in said], dtype=np.int64)])
+    usable = np.all([np.isfinite(values[: len(labelled.texts)]).all(axis=1) for values in features.values()], axis=0)
+    everything, count = Examples(features, gold), len(labelled.texts)
+    kept = np.flatnonzero(usable)
+    left = replace(
+        labelled,
+        texts=[labelled.texts[at] for at in kept.tolist()],
+        gold=labelled.gold[kept],
+        left_out=labelled.left_out | {"that did not fit in memory": count - len(kept)},
+    )
+    return left, everything.at(kept), zero_shot[kept], everything.at(np.arange(count, len(gold)))
 
 
 def kept_features(
@@ -351,6 +302,14 @@ def kept_features(
         folder.mkdir(exist_ok=True)
         with replace_atomically(folder / name) as file:
             file.write(save(arrays | {_ZERO_SHOT: np.ascontiguousarray(zero_shot)}))
+        forget_oldest(folder)
     except (ModelError, OSError, OutputError) as error:
         log.debug("features are not kept: %s", error)
     return features, zero_shot
+
+
+def forget_oldest(folder: Path) -> None:
+    """Bound the kept features: a file holds some kilobytes for every ticket."""
+    newest_first = sorted(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    for path in newest_first[_KEPT_FEATURES:]:
+        path.unlink(missing_ok=True)

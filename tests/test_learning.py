@@ -1,0 +1,130 @@
+"""Learning a head from features: what is chosen, that nothing leaks, and that weights are the model they stand for."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", reason="the extra `fit` is not installed")
+
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+from ticket_etl import learning
+from ticket_etl.head import FeaturePart, Head
+from ticket_etl.learning import BALANCES, Examples, Learner, Recipe, Search, figures, make_folds
+
+OWN, OTHER = FeaturePart("mean", 4), FeaturePart("mean", 2)
+SIZE = 8
+
+
+def clusters(count: int = 90, labels: int = 3, noise: float = 0.6, seed: int = 0) -> tuple[Examples, Examples]:
+    """Tickets whose labels show in one part only, the other being noise, and hints at the clusters' centres."""
+    random = np.random.default_rng(seed)
+    gold = np.arange(count) % labels
+    centres = random.normal(size=(labels, SIZE))
+    noises = [random.normal(size=(rows, SIZE)).astype(np.float32) for rows in (count, labels)]
+    telling = (centres[gold] + noise * random.normal(size=(count, SIZE))).astype(np.float32)
+    hints = Examples({OWN: noises[1], OTHER: centres.astype(np.float32)}, np.arange(labels))
+    return Examples({OWN: noises[0], OTHER: telling}, gold), hints
+
+
+def test_the_telling_features_are_chosen() -> None:
+    tickets, hints = clusters()
+    search = Search(tickets, hints, make_folds(tickets.gold, seed=0))
+    recipe = learning.choose(search, [(OWN,), (OTHER,)])
+    assert recipe.parts == (OTHER,)
+    assert figures(search.gold, search.held_out(recipe).argmax(axis=1))[0] > 0.8
+
+
+def test_held_out_figures_are_held_out() -> None:
+    """On labels that nothing can tell, figures stay at chance, however well the learned tickets are known."""
+    random = np.random.default_rng(0)
+    tickets = Examples({OWN: random.normal(size=(90, 200)).astype(np.float32)}, np.arange(90) % 3)
+    hints = Examples({OWN: random.normal(size=(3, 200)).astype(np.float32)}, np.arange(3))
+    search = Search(tickets, hints, make_folds(tickets.gold, seed=0))
+    recipe = learning.choose(search, [(OWN,)])
+    assert figures(search.gold, search.held_out(recipe).argmax(axis=1))[0] < 0.5
+    weight, bias = Learner(tickets, hints, (OWN,)).learn(recipe)
+    assert figures(tickets.gold, (tickets.values((OWN,)) @ weight.T + bias).argmax(axis=1))[0] > 0.9
+
+
+@pytest.mark.parametrize("labels", [2, 3])
+@pytest.mark.parametrize("balance", BALANCES)
+@pytest.mark.parametrize("parts", [(OTHER,), (OWN, OTHER)])
+def test_unwhitened_weights_are_scikit_learns_model(
+    labels: int, balance: float, parts: tuple[FeaturePart, ...]
+) -> None:
+    """Standardisation, rotation, weights of tickets and hints, and two-label models, to its own probabilities."""
+    everything, hints = clusters(labels=labels)
+    tickets = everything.at(np.flatnonzero((everything.gold > 0) | (np.arange(90) % 4 == 0)))  # the first label is rare
+    values, hinted = tickets.values(parts), hints.values(parts)
+    weight, bias = Learner(tickets, hints, parts).learn(Recipe(parts, balance, 1.0, 0.3, 2.0))
+
+    scaler = StandardScaler().fit(values)
+    weights = np.bincount(tickets.gold)[tickets.gold] ** -balance
+    weights = np.concatenate([weights / weights.mean(), [2.0] * labels])
+    model = LogisticRegression(C=0.3, tol=1e-6).fit(
+        scaler.transform(np.vstack([values, hinted])), np.concatenate([tickets.gold, hints.gold]), sample_weight=weights
+    )
+    head = Head(tuple("abc"[:labels]), parts, True, weight.astype(np.float32), bias.astype(np.float32))
+    given = np.exp(head.log_probs(np.hstack([tickets.features[part] for part in parts])))
+    assert given == pytest.approx(model.predict_proba(scaler.transform(values)), abs=1e-2)
+
+
+def test_whitening_counts_what_varies_within_labels_for_less() -> None:
+    """A direction that shouts within every label hides a quiet one that tells them apart, until it is whitened."""
+    random = np.random.default_rng(0)
+    gold = np.arange(120) % 2
+    quiet, loud = 0.1 * (2 * gold - 1) + 0.02 * random.normal(size=120), random.normal(size=120)
+    mixed = np.stack([quiet + loud, loud, *random.normal(size=(SIZE - 2, 120))], axis=1)
+    features = np.hstack([mixed, np.full((120, 1), 30.0)]).astype(np.float32)  # the last keeps unit length harmless
+    tickets = Examples({OWN: features}, gold)
+    hints = Examples({OWN: np.stack([features[gold == label].mean(axis=0) for label in (0, 1)])}, np.arange(2))
+    search = Search(tickets, hints, make_folds(gold, seed=0))
+    accuracies = [
+        figures(search.gold, search.held_out(Recipe((OWN,), shrinkage=shrinkage)).argmax(axis=1))[0]
+        for shrinkage in (1.0, 0.01)
+    ]
+    assert accuracies[1] > accuracies[0] + 0.1
+
+
+def test_features_that_never_vary_are_harmless() -> None:
+    tickets, hints = clusters()
+    features = tickets.features[OTHER].copy()
+    features[:, 3] = 0.0
+    dead = Examples({OTHER: features}, tickets.gold)
+    weight, bias = Learner(dead, hints, (OTHER,)).learn(Recipe((OTHER,)))
+    assert np.isfinite(weight).all()
+    assert np.isfinite(bias).all()
+
+
+def test_label_without_tickets_has_a_score_and_is_not_given() -> None:
+    tickets, hints = clusters()
+    more = Examples(
+        {part: np.vstack([values, -values[:2]]) for part, values in hints.features.items()}, np.array([0, 1, 2, 3, 4])
+    )
+    weight, bias = Learner(tickets, more, (OTHER,)).learn(Recipe((OTHER,), trust=1.0))
+    assert weight.shape == (5, SIZE)
+    assert (tickets.values((OTHER,)) @ weight.T + bias).argmax(axis=1).max() == 2
+
+
+@pytest.mark.parametrize(("count", "times"), [(30, 4), (300, 2), (900, 1)])
+def test_few_tickets_are_measured_several_times(count: int, times: int) -> None:
+    gold = np.arange(count) % 3
+    measured = learning.measured_in(make_folds(gold, seed=0))
+    assert np.bincount(measured).tolist() == [times] * count
+    assert all(not set(learned) & set(held) for learned, held in make_folds(gold, seed=0))
+
+
+def test_two_tickets_of_a_label_are_enough_for_folds() -> None:
+    assert len(make_folds(np.array([0, 0, 1, 1, 2]), seed=0)) == 2 * learning.MOST_REPEATS
+
+
+def test_calibration_finds_the_temperature_and_keeps_the_labels() -> None:
+    random = np.random.default_rng(0)
+    logits = random.normal(size=(2000, 3)) * 2
+    gold = np.array([random.choice(3, p=np.exp(row) / np.exp(row).sum()) for row in logits])
+    blunt = logits / 5
+    log_probs, temperature = learning.calibrated(blunt.astype(np.float32), gold)
+    assert temperature == pytest.approx(1 / 5, rel=0.1)
+    assert (log_probs.argmax(axis=1) == logits.argmax(axis=1)).all()
+    assert np.exp(log_probs).sum(axis=1) == pytest.approx(np.ones(2000), abs=1e-5)

@@ -1,0 +1,218 @@
+"""Learning a linear head from features: what is tried, how it is chosen, and what it is worth on held-out tickets.
+
+    standardise   each feature
+    whiten        by the covariance within labels, shrunk towards the identity, so that what varies among tickets of one
+                  label counts for less (A. O. Hatch et al., Within-class covariance normalization, 2006)
+    regress       multinomial logistic regression with an L2 penalty; tickets of rare labels weigh more
+    calibrate     one temperature, so that scores are what they promise (C. Guo et al., 2017)
+
+All four are linear and end in one weight matrix. What the label file itself says of a label, its name with description
+and its examples, is learned from like tickets, and never measured on.
+
+Arrays in, values out; nothing is read or printed here.
+"""
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import minimize_scalar
+from sklearn.decomposition import PCA
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score, f1_score
+from sklearn.model_selection import RepeatedStratifiedKFold
+from sklearn.preprocessing import StandardScaler
+
+from ticket_etl.head import FeaturePart
+from ticket_etl.network import FloatArray
+from ticket_etl.trie import log_softmax
+
+BALANCES = (1.0, 0.5)
+SHRINKAGES = (0.9, 0.7, 0.5, 0.3)
+STRENGTHS = (0.01, 0.001, 0.003, 0.03, 0.1)
+TRUSTS = (10.0, 1.0)
+"""What is tried; the first of each stands until its turn comes."""
+
+FOLDS = 4
+REPEAT_UP_TO, MOST_REPEATS = 800, 4
+"""Folds are drawn again until so many tickets are measured, or so many times."""
+
+Indices = npt.NDArray[np.int64]
+Doubles = npt.NDArray[np.float64]
+Folds = Sequence[tuple[Indices, Indices]]
+"""Indices of tickets to learn from, and to measure on."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A way to learn a head.
+
+    parts: the features, side by side, each part of unit length.
+    balance: tickets weigh their label's count to the power of minus this; at 1 labels count alike, at 0 tickets do.
+    shrinkage: of the covariance within labels; 1 would be no whitening.
+    strength: scikit-learn's C, the inverse strength of the L2 penalty.
+    trust: what a text of the label file weighs, in average tickets.
+    """
+
+    parts: tuple[FeaturePart, ...]
+    balance: float = BALANCES[0]
+    shrinkage: float = SHRINKAGES[0]
+    strength: float = STRENGTHS[0]
+    trust: float = TRUSTS[0]
+
+    def __str__(self) -> str:
+        parts = " + ".join(map(str, self.parts))
+        settings = {"balance": self.balance, "shrinkage": self.shrinkage, "C": self.strength, "trust": self.trust}
+        return ", ".join([parts, *(f"{name} {value:g}" for name, value in settings.items())])
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Texts whose labels are known.
+
+    features: float32 of shape (texts, size) for each part.
+    gold: int64, shape (texts,): indices of labels.
+    """
+
+    features: Mapping[FeaturePart, FloatArray]
+    gold: Indices
+
+    def at(self, rows: Indices) -> "Examples":
+        """Some of them."""
+        return Examples({part: values[rows] for part, values in self.features.items()}, self.gold[rows])
+
+    def values(self, parts: Sequence[FeaturePart]) -> Doubles:
+        """Blocks side by side, each of unit length: float64, shape (texts, features)."""
+        blocks = [self.features[part].astype(np.float64) for part in parts]
+        return np.hstack([block / np.maximum(np.linalg.norm(block, axis=1, keepdims=True), 1e-12) for block in blocks])
+
+
+class Learner:
+    """Learns heads from the same examples by different recipes; what these share is computed once.
+
+    Args:
+        tickets: what is learned from.
+        hints: what the label file says; at least one text of each label.
+        parts: the features.
+    """
+
+    def __init__(self, tickets: Examples, hints: Examples, parts: Sequence[FeaturePart]) -> None:
+        values = tickets.values(parts)
+        labels = int(hints.gold.max()) + 1
+        self._scaler = StandardScaler().fit(values)
+        standard = self._scaler.transform(values)
+        span = PCA().fit(standard)  # tickets are often fewer than features, and span fewer directions
+        spanned = span.transform(standard)
+        counts = np.bincount(tickets.gold, minlength=labels)
+        centroids = np.zeros((labels, spanned.shape[1]))
+        np.add.at(centroids, tickets.gold, spanned)
+        within = spanned - (centroids / np.maximum(counts, 1)[:, None])[tickets.gold]
+        variances, directions = np.linalg.eigh(within.T @ within)
+        mean = max(variances.sum() / values.shape[1], 1e-12)
+        self._variances = np.maximum(variances, 0.0) / mean
+        self._axes = span.components_.T @ directions
+        self._rows = np.vstack([spanned @ directions, self._scaler.transform(hints.values(parts)) @ self._axes])
+        self._gold = np.concatenate([tickets.gold, hints.gold])
+        self._count_of = counts[tickets.gold].astype(np.float64)
+
+    def learn(self, recipe: Recipe) -> tuple[Doubles, Doubles]:
+        """Weights on the features themselves, and biases: float64 of shapes (labels, features) and (labels,)."""
+        scale = np.sqrt((1 - recipe.shrinkage) * self._variances + recipe.shrinkage)
+        weights = self._count_of**-recipe.balance
+        weights = np.concatenate([weights / weights.mean(), np.full(len(self._rows) - len(weights), recipe.trust)])
+        model = LogisticRegression(C=recipe.strength, max_iter=300, tol=1e-3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # weak candidates need not converge to lose
+            model.fit(self._rows / scale, self._gold, sample_weight=weights)
+        coefficients, intercepts = model.coef_, model.intercept_
+        if len(intercepts) == 1:  # one row for both of two labels
+            coefficients = np.vstack([-coefficients, coefficients]) / 2
+            intercepts = np.hstack([-intercepts, intercepts]) / 2
+        weight = (coefficients / scale) @ self._axes.T / self._scaler.scale_
+        return weight, intercepts - weight @ self._scaler.mean_
+
+
+class Search:
+    """Recipes held against each other on the same folds.
+
+    gold: int64, shape (held out,): the true labels of the tickets that are measured, fold after fold.
+    """
+
+    def __init__(self, tickets: Examples, hints: Examples, folds: Folds) -> None:
+        self._tickets, self._hints, self._folds = tickets, hints, folds
+        self._learners: tuple[tuple[FeaturePart, ...], list[Learner]] = ((), [])
+        self._tried: dict[Recipe, FloatArray] = {}
+        self.gold = tickets.gold[measured_in(folds)]
+
+    def held_out(self, recipe: Recipe) -> FloatArray:
+        """Log-probabilities by heads that were not learned from the ticket: float32, shape (held out, labels)."""
+        if recipe not in self._tried:
+            if self._learners[0] != recipe.parts:
+                learners = [Learner(self._tickets.at(rows), self._hints, recipe.parts) for rows, _ in self._folds]
+                self._learners = recipe.parts, learners
+            values, logits = self._tickets.values(recipe.parts), []
+            for learner, (_, measured) in zip(self._learners[1], self._folds, strict=True):
+                weight, bias = learner.learn(recipe)
+                logits.append(values[measured] @ weight.T + bias)
+            self._tried[recipe] = log_softmax(np.concatenate(logits)).astype(np.float32)
+        return self._tried[recipe]
+
+    def best(self, recipes: Iterable[Recipe]) -> Recipe:
+        """The one with the highest macro-F1 plus half the accuracy, which is less noisy; the first of equals."""
+
+        def merit(recipe: Recipe) -> float:
+            accuracy, macro_f1 = figures(self.gold, self.held_out(recipe).argmax(axis=1))
+            return macro_f1 + accuracy / 2
+
+        return max(recipes, key=merit)
+
+
+def choose(search: Search, part_sets: Sequence[tuple[FeaturePart, ...]]) -> Recipe:
+    """The best recipe that is found by settling one thing after the other, in the order of `Recipe`."""
+    best = search.best(map(Recipe, part_sets))
+    axes: dict[str, Sequence[Any]] = {
+        "balance": BALANCES,
+        "shrinkage": SHRINKAGES,
+        "strength": STRENGTHS,
+        "trust": TRUSTS,
+    }
+    for name, values in axes.items():
+        best = search.best([replace(best, **{name: value}) for value in values])
+    return best
+
+
+def make_folds(gold: Indices, seed: int) -> Folds:
+    """Seeded stratified folds; where tickets are few, several times over, since one draw says little."""
+    repeats = min(MOST_REPEATS, max(1, REPEAT_UP_TO // len(gold)))
+    folds = min(FOLDS, int(np.bincount(gold).max()))  # scikit-learn wants one label that is in each of them
+    splitter = RepeatedStratifiedKFold(n_splits=folds, n_repeats=repeats, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # labels with fewer tickets than folds: `fit` names them
+        return list(splitter.split(gold, gold))
+
+
+def measured_in(folds: Folds) -> Indices:
+    """The tickets that are measured, fold after fold."""
+    return np.concatenate([measured for _, measured in folds])
+
+
+def figures(gold: Indices, given: Indices) -> tuple[float, float]:
+    """Accuracy, and macro-F1 over the labels that occur in gold."""
+    macro = f1_score(gold, given, average="macro", labels=np.unique(gold), zero_division=0)
+    return float(accuracy_score(gold, given)), float(macro)
+
+
+def calibrated(log_probs: FloatArray, gold: Indices) -> tuple[FloatArray, float]:
+    """Log-probabilities at the temperature at which the gold labels are the most likely, and that temperature."""
+    logits = log_probs.astype(np.float64)
+    rows = np.arange(len(gold))
+
+    def loss(log_temperature: float) -> float:
+        return -float(log_softmax(logits / np.exp(log_temperature))[rows, gold].mean())
+
+    temperature = float(np.exp(minimize_scalar(loss, bounds=(-3.0, 3.0), method="bounded").x))
+    return log_softmax(logits / temperature).astype(np.float32), temperature
