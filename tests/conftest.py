@@ -4,8 +4,14 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from ticket_etl.flex import FlexPacking
+    from ticket_etl.network import Network, PrefixCache
+    from ticket_etl.trie import LabelTrie
 
 ROOT = Path(__file__).parent.parent
 
@@ -33,3 +39,22 @@ def logging_as_it_was() -> Iterator[None]:
     for handler in root.handlers[:]:
         if type(handler) is logging.StreamHandler and handler not in before:
             root.removeHandler(handler)
+
+
+@pytest.fixture
+def gpu_packings(monkeypatch: pytest.MonkeyPatch) -> "list[FlexPacking]":
+    """Tickets are packed as for a GPU, whatever the device; the packings that were made."""
+    from torch.nn.attention import flex_attention
+
+    from ticket_etl import scorers
+    from ticket_etl.flex import FlexPacking
+
+    made: list[FlexPacking] = []
+
+    def packing_for(model: "Network", prefix: "PrefixCache | None", labels: "LabelTrie") -> FlexPacking:
+        made.append(FlexPacking(prefix, labels))
+        return made[-1]
+
+    monkeypatch.setattr(scorers, "packing_for", packing_for)
+    monkeypatch.setattr(flex_attention, "_WARNINGS_SHOWN", {"flex_attention_performance"})
+    return made

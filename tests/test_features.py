@@ -9,6 +9,7 @@ import torch
 from tests.test_agreement import GIVES_WAY, LABEL_SETS, TEXTS, TOLERANCE
 from tests.tiny import ENCODER_LAYOUTS, LAYOUTS, tiny_encoder, tiny_encoder_tokenizer, tiny_model, tiny_tokenizer
 from ticket_etl.encoder_model import EncoderModel
+from ticket_etl.flex import FlexPacking
 from ticket_etl.head import FeaturePart, Head
 from ticket_etl.kernels import FLOAT32
 from ticket_etl.labels import Label, LabelSet
@@ -84,6 +85,16 @@ def test_heads_on_encoders_agree(encoder: tuple[str, Case], name: str, caplog: p
     """Tokens see both ways, so there is no prefix to share: said once."""
     assert_agrees(encoder[1], name, name.removesuffix("+prefix"))
     assert len(caplog.messages) == name.endswith("+prefix")
+
+
+def test_heads_agree_in_a_gpus_packing(
+    causal: tuple[str, Case], encoder: tuple[str, Case], gpu_packings: list[FlexPacking]
+) -> None:
+    layout, case = causal
+    for name in ("packed", "packed+prefix"):
+        assert_agrees(case, name, GIVES_WAY.get((layout, name), name))
+    assert_agrees(encoder[1], "packed", "packed")
+    assert gpu_packings
 
 
 def test_tickets_differ_enough(causal: tuple[str, Case], encoder: tuple[str, Case]) -> None:

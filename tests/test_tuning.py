@@ -51,8 +51,8 @@ def test_fastest_batches_are_chosen(measured: dict[str, float], expected: tuple[
 @pytest.mark.parametrize(
     ("seconds", "rescored_share", "dtype"),
     [
-        (0.60, None, BFLOAT16),  # 0.60 + 0.05 sampled + 0.2 assumed to be scored again < 0.9
-        (0.70, None, FLOAT32),
+        (0.60, None, BFLOAT16),  # 0.60 + 0.05 sampled + 0.15 assumed to be scored again < 0.9
+        (0.75, None, FLOAT32),
         (0.70, 0.05, BFLOAT16),  # earlier runs know better
         (0.60, 0.40, FLOAT32),
         (1.20, 0.00, FLOAT32),

@@ -10,12 +10,13 @@ that flash attention uses between its blocks; Dao et al. 2022, arXiv:2205.14135)
         into small padded groups, so that a few calls serve all of them. Only attention sees that padding; linear layers
         never do.
 
-Keys and queries arrive rotated, positions being explicit, so nothing here depends on where a ticket lies.
+Keys and queries arrive rotated, positions being explicit, so nothing here depends on where a ticket lies. That is for
+CPUs; on a GPU one kernel does both (`flex`).
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ticket_etl.collate import Inputs, Span
+from ticket_etl.flex import FlexPacking
 from ticket_etl.trie import LabelTrie
 
 if TYPE_CHECKING:
@@ -55,24 +57,49 @@ class Group:
     causal: bool
 
 
-@dataclass(frozen=True)
-class PackedBatch:
-    """What the attention function needs to know of a batch."""
+class PackedBatch(Protocol):
+    """A batch of tickets that lie end to end in one row."""
 
-    prefix: "PrefixCache | None"
-    groups: tuple[Group, ...]
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+    ) -> torch.Tensor:
+        """Attention of each token to the prefix and its own ticket: (1, tokens, heads, head dimension).
+
+        Args:
+            module: the model's attention layer.
+            query, key, value: as in `packed_attention`.
+        """
+        ...
 
 
-class Packing:
-    """Makes `PackedBatch`es for one prompt: `prefix` is its shared cache, if it is shared."""
+class Packing(Protocol):
+    """Makes packed batches for one prompt."""
+
+    def batch(self, inputs: Inputs, model: "Network") -> PackedBatch:
+        """What the attention function needs to know of one batch."""
+        ...
+
+
+def packing_for(model: "Network", prefix: "PrefixCache | None", labels: LabelTrie) -> Packing:
+    """How tickets are packed on the model's device; `prefix` is the prompt's shared cache, if it is shared."""
+    return FlexPacking(prefix, labels) if model.device.type == "cuda" else GroupedPacking(prefix, labels)
+
+
+class GroupedPacking:
+    """Makes `GroupedBatch`es: see `packing_for`."""
 
     def __init__(self, prefix: "PrefixCache | None", labels: LabelTrie) -> None:
         self._prefix = prefix
         self._nodes = labels.node_sees
 
-    def batch(self, inputs: Inputs, model: "Network") -> PackedBatch:
+    def batch(self, inputs: Inputs, model: "Network") -> "GroupedBatch":
         """The groups of one batch."""
-        return PackedBatch(self._prefix, tuple(self._group(spans, model) for spans in _similar(inputs.spans)))
+        return GroupedBatch(self._prefix, tuple(self._group(spans, model) for spans in _similar(inputs.spans)))
 
     def _group(self, spans: list[Span], model: "Network") -> Group:
         starts = np.array([span.start for span in spans])[:, None]
@@ -101,13 +128,43 @@ class Packing:
         return model.additive_mask(sees)
 
 
+@dataclass(frozen=True)
+class GroupedBatch:
+    """See `PackedBatch`."""
+
+    prefix: "PrefixCache | None"
+    groups: tuple[Group, ...]
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+    ) -> torch.Tensor:
+        """See `PackedBatch.attend`."""
+        # (tokens, heads, dimension), as the linear layers leave them: a token's heads lie together and move as one.
+        states = [each[0].transpose(0, 1) for each in (query, key, value)]
+        out = torch.empty(states[0].shape, dtype=query.dtype)
+        lse = torch.empty(out.shape[:2], dtype=torch.float32)
+        for group in self.groups:
+            _attend_to_self(group, states, scaling, out, lse)
+        if self.prefix is not None:
+            keys, values = self.prefix[module.layer_idx]  # type: ignore[index]
+            to_prefix, lse_prefix = _attend_to_prefix(query, keys, values, scaling)
+            weight = torch.sigmoid(lse_prefix - lse.view(lse_prefix.shape)).unsqueeze(-1).to(out.dtype)
+            out.view(to_prefix.shape).lerp_(to_prefix, weight)
+        return out[None]
+
+
 def supports_packing(model: "Network") -> None:
     """Switch the model to packed attention.
 
     Raises:
         NotImplementedError: packing is not available on this device or for this kind of attention.
     """
-    if model.device.type != "cpu":
+    if model.device.type not in ("cpu", "cuda"):
         raise NotImplementedError(f"packed attention is not available on {model.device.type}")
     if model.window.tokens is not None:
         raise NotImplementedError("packed attention has no sliding window")
@@ -136,18 +193,7 @@ def packed_attention(
     """
     if packed_batch is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    # (tokens, heads, dimension), as the linear layers leave them: a token's heads lie together and move as one.
-    states = [each[0].transpose(0, 1) for each in (query, key, value)]
-    out = torch.empty(states[0].shape, dtype=query.dtype)
-    lse = torch.empty(out.shape[:2], dtype=torch.float32)
-    for group in packed_batch.groups:
-        _attend_to_self(group, states, scaling, out, lse)
-    if packed_batch.prefix is not None:
-        keys, values = packed_batch.prefix[module.layer_idx]  # type: ignore[index]
-        to_prefix, lse_prefix = _attend_to_prefix(query, keys, values, scaling)
-        weight = torch.sigmoid(lse_prefix - lse.view(lse_prefix.shape)).unsqueeze(-1).to(out.dtype)
-        out.view(to_prefix.shape).lerp_(to_prefix, weight)
-    return out[None], None
+    return packed_batch.attend(module, query, key, value, scaling), None
 
 
 def _attend_to_self(

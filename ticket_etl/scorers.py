@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ticket_etl.attention import Packing, supports_packing
+from ticket_etl.attention import packing_for, supports_packing
 from ticket_etl.collate import Layout
 from ticket_etl.network import FloatArray, PrefixCache
 from ticket_etl.plan import Batch, Lengths, Limits, restore_order
@@ -82,7 +82,7 @@ class Packed:
         self.layout = layout
         self.values = reading.values
         self._reading = reading
-        self._packing = Packing(_shared_prefix(reading, layout), layout.prompt.labels)
+        self._packing = packing_for(reading.model, _shared_prefix(reading, layout), layout.prompt.labels)
 
     def score(self, batch: Batch, tickets: Sequence[TokenIds]) -> FloatArray:
         """See `Scorer.score`."""
