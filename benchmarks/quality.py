@@ -26,6 +26,7 @@ from ticket_etl.learning import Examples, Learner, Search, choose, figures, make
 from ticket_etl.preflight import check_request  # noqa: E402
 
 DRAWS = 3
+TIMED = 200
 
 
 @click.command()
@@ -58,9 +59,7 @@ def main(
         names = request.labels.names
         reader = FeatureReader(configs[0], request.labels, request.folder)
         learn, judge = (fit.read_labelled(config, gold, names) for config in configs)
-        started = time.monotonic()
         learn, tickets, _, hints = fit.read_examples(reader, learn, request.labels, lambda *_: None)
-        speed = len(learn.texts) / (time.monotonic() - started)
         judge, judged, zero_shot, _ = fit.read_examples(reader, judge, request.labels, lambda *_: None)
         draws = {count: _draws(learn.gold, count, even) for count in rows}
         if model == models[0]:
@@ -69,8 +68,16 @@ def main(
         cells = [_mean([_head(tickets.at(drawn), hints, judged) for drawn in draws[count]]) for count in rows]
         click.echo(
             f"| {model} | {_mean([figures(judge.gold, zero_shot.argmax(axis=1))])} | {' | '.join(cells)}"
-            f" | {speed:.1f} |"
+            f" | {_speed(reader, judge.texts):.1f} |"
         )
+
+
+def _speed(reader: FeatureReader, texts: list[str]) -> float:
+    """Tickets a second of the pass that both zero-shot labels and heads come from, whatever features are kept."""
+    drawn = np.random.default_rng(0).permutation(len(texts))[:TIMED]
+    started = time.monotonic()
+    reader.read([texts[at] for at in drawn.tolist()])
+    return len(drawn) / (time.monotonic() - started)
 
 
 def _draws(gold: np.ndarray, count: int, even: bool) -> list[np.ndarray]:
