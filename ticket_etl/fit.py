@@ -45,6 +45,7 @@ from ticket_etl.learning import (
     figures,
     make_folds,
     measured_in,
+    one_thread,
 )
 from ticket_etl.models.places import cache_dirs_to_read, writable_cache
 from ticket_etl.network import FloatArray
@@ -225,6 +226,7 @@ def part_sets(parts: Sequence[FeaturePart]) -> list[tuple[FeaturePart, ...]]:
     return list(dict.fromkeys([(own,), deeper, tuple(parts)]))
 
 
+@one_thread
 def tfidf_labels(texts: Sequence[str], gold: Indices, folds: Folds) -> Indices:
     """What a bag of words and word pairs gives to held-out tickets, fold after fold: the baseline without a model."""
     given = []

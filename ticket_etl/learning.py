@@ -26,6 +26,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, f1_score
 from sklearn.model_selection import RepeatedStratifiedKFold
 from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_limits
 
 from ticket_etl.head import FeaturePart
 from ticket_etl.network import FloatArray
@@ -40,6 +41,9 @@ TRUSTS = (10.0, 1.0)
 FOLDS = 4
 REPEAT_UP_TO, MOST_REPEATS = 800, 4
 """Folds are drawn again until so many tickets are measured, or so many times."""
+
+one_thread = threadpool_limits.wrap(limits=1, user_api="blas")
+"""Of matrix products as small as a fit's, threads mostly wait for one another: seen to take twenty times as long."""
 
 Indices = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]
@@ -171,6 +175,7 @@ class Search:
         return max(recipes, key=merit)
 
 
+@one_thread
 def choose(search: Search, part_sets: Sequence[tuple[FeaturePart, ...]]) -> Recipe:
     """The best recipe that is found by settling one thing after the other, in the order of `Recipe`."""
     best = search.best(map(Recipe, part_sets))
