@@ -17,7 +17,17 @@ from ticket_etl.labels import Label, LabelSet
 from ticket_etl.models import ModelFolder, find_model
 from ticket_etl.prompt import build_encoder_prompt, build_prompt
 from ticket_etl.scoring import Scoring
-from ticket_etl.tuning import Speed, Tuning, choose, contestants, defaults, made_up_tickets, measure, stand_in
+from ticket_etl.tuning import (
+    Speed,
+    Tuning,
+    choose,
+    contestants,
+    defaults,
+    made_up_tickets,
+    measure,
+    measure_undisturbed,
+    stand_in,
+)
 
 LABELS = LabelSet((Label("billing question"), Label("billing dispute"), Label("bug")), system="Sort.")
 FIXED = Tuning(FLOAT32, "packed+prefix", 2048, "defaults")
@@ -177,18 +187,19 @@ class Clockwork:
 
     def __init__(self) -> None:
         self.calls = 0
+        self.disturbed = False
         self.found = speeds(f2048=1.0, f1024=0.5, b2048=2.0)
 
-    def __call__(self, reading: object, wanted: object) -> tuple[Speed, ...]:
+    def __call__(self, reading: object, wanted: object) -> tuple[Speed, ...] | None:
         self.calls += 1
-        return tuple(self.found)
+        return None if self.disturbed else tuple(self.found)
 
 
 @pytest.fixture
 def clockwork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clockwork:
     stand_in = Clockwork()
     monkeypatch.setenv("TICKET_ETL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(tuning, "measure", stand_in)
+    monkeypatch.setattr(tuning, "measure_undisturbed", stand_in)
     monkeypatch.setattr(tuning, "_WORTH_MEASURING", 0)
     return stand_in
 
@@ -214,6 +225,33 @@ def test_measured_once_and_kept(clockwork: Clockwork, model_folder: ModelFolder)
     assert clockwork.calls == 2
     tuned(model_folder, dtype="float32")
     assert clockwork.calls == 3
+
+
+def test_disturbed_measurement_stands_for_the_defaults_until_tomorrow(
+    clockwork: Clockwork, model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a run and its resumption choose the same, and no night is slower for ever."""
+    clockwork.disturbed = True
+    for _ in range(2):
+        found = tuned(model_folder)
+        assert (found.source, found.strategy, found.batch_tokens) == ("defaults", "packed+prefix", 2048)
+    assert clockwork.calls == 1
+    clockwork.disturbed = False
+    assert tuned(model_folder).source == "defaults"
+    monkeypatch.setattr(tuning, "_today", lambda: "2100-01-01")
+    assert (tuned(model_folder).source, tuned(model_folder).source) == ("measured", "kept")
+    assert clockwork.calls == 2
+
+
+@pytest.mark.parametrize(("processor_seconds", "is_believed"), [(19.0, True), (16.0, True), (14.0, False)])
+def test_other_work_disturbs(monkeypatch: pytest.MonkeyPatch, processor_seconds: float, is_believed: bool) -> None:
+    """Of ten seconds on two threads."""
+    wall, used = iter([100.0, 110.0]), iter([5.0, 5.0 + processor_seconds])
+    monkeypatch.setattr(tuning.time, "monotonic", lambda: next(wall))
+    monkeypatch.setattr(tuning.time, "process_time", lambda: next(used))
+    monkeypatch.setattr(tuning.torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(tuning, "measure", lambda *_: (Speed(FLOAT32, "packed", 1, 1.0),))
+    assert (measure_undisturbed(None, []) is not None) is is_believed  # type: ignore[arg-type]
 
 
 def test_settings_reach_the_scorer(clockwork: Clockwork, model_folder: ModelFolder) -> None:

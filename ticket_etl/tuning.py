@@ -14,7 +14,6 @@ certification `auto` is float32, in which labels are exact.
 import copy
 import datetime
 import logging
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -57,11 +56,14 @@ Measured with the embedded model, whose labels are close calls more often than m
 _CLEARLY_FASTER = 0.9
 """A certified run in bfloat16 must take less than this share of the time in float32."""
 
-_NOT_JUST_NOISE = 0.95
+_NOT_JUST_NOISE = 0.9
 """Another setting takes the default's place if it takes less than this share of its time."""
 
 _WORTH_MEASURING = 1_000_000
 """Parameters a token is multiplied by; tickets go through a smaller model faster than it could be measured."""
+
+_UNDISTURBED = 0.75
+"""Of the time of its threads, what a measurement must have had the processor for; other work took the rest."""
 
 _WORTH_TIMING_AGAIN = 1.25
 """What took longer than this, relative to the best, is timed once only."""
@@ -184,9 +186,13 @@ class _Measured:
     seconds: float
 
 
+def _today() -> str:
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
+
+
 def _recall(key: kept.Key) -> _Measured | None:
     value = kept.recall(_KIND, key)
-    if value is None:
+    if value is None or (value.get("disturbed") and value.get("measured_on") != _today()):
         return None
     try:
         return _Measured(
@@ -209,17 +215,19 @@ def _measure_and_keep(
 ) -> _Measured | None:
     start = time.monotonic()
     log.info("measuring which settings suit this machine (once; --dtype, --strategy, --max-batch-tokens override)")
+    speeds: tuple[Speed, ...] | None = ()
     try:
         reading = stand_in(model, folder, prompt, reads_labels=reads_labels)
-        speeds = measure(reading, contestants(config, fixed))
+        speeds = measure_undisturbed(reading, contestants(config, fixed))
     except Exception as error:  # an architecture that cannot be cut down is no reason to stop
         log.debug("nothing measured: %s: %s", type(error).__name__, error)
-        speeds = ()
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    found = _Measured(speeds, today, round(time.monotonic() - start, 2))
-    rows = [[each.dtype, each.strategy, each.batch_tokens, each.seconds] for each in speeds]
-    can_keep = kept.keep(_KIND, key, {"speeds": rows, "measured_on": today, "seconds": found.seconds})
-    return found if can_keep else None
+    if speeds is None:
+        log.info("other work kept this machine busy: the defaults hold, and it is measured again tomorrow")
+    found = _Measured(speeds or (), _today(), round(time.monotonic() - start, 2))
+    rows = [[each.dtype, each.strategy, each.batch_tokens, each.seconds] for each in found.speeds]
+    # Kept even so, for today: a run that is killed and resumed must choose the same.
+    value = {"speeds": rows, "measured_on": found.measured_on, "seconds": found.seconds, "disturbed": speeds is None}
+    return found if kept.keep(_KIND, key, value) else None
 
 
 def choose(speeds: Sequence[Speed], fixed: Tuning, dtype: str, rescored_share: float | None) -> Tuning:
@@ -265,10 +273,19 @@ def contestants(config: ScoringConfig, fixed: Tuning) -> list[tuple[str, str, in
     return found
 
 
-def measure(reading: Reading, wanted: Sequence[tuple[str, str, int]]) -> tuple[Speed, ...]:
-    """Time settings on made-up tickets, in turn, until there are enough rounds or time is up; medians.
+def measure_undisturbed(reading: Reading, wanted: Sequence[tuple[str, str, int]]) -> tuple[Speed, ...] | None:
+    """See `measure`; None if other work had the processor for much of the time, and nothing is to be believed."""
+    start, used = time.monotonic(), time.process_time()
+    speeds = measure(reading, wanted)
+    share = (time.process_time() - used) / ((time.monotonic() - start) * torch.get_num_threads())
+    log.debug("measured with %.0f%% of the processor", 100 * share)
+    return speeds if share >= _UNDISTURBED else None
 
-    What this model or machine cannot do is left out.
+
+def measure(reading: Reading, wanted: Sequence[tuple[str, str, int]]) -> tuple[Speed, ...]:
+    """Time settings on made-up tickets, in turn, until there are enough rounds or time is up.
+
+    The least time of each counts, since whatever disturbs only adds. What this model or machine cannot do is left out.
     """
     end = time.monotonic() + _SECONDS
     layout_tokens = len(reading.prompt.suffix) + len(reading.prompt.labels.nodes)
@@ -294,7 +311,7 @@ def measure(reading: Reading, wanted: Sequence[tuple[str, str, int]]) -> tuple[S
                 start = time.monotonic()
                 score_plan(scorer, strategy, Limits(batch_tokens=tokens), tickets)
                 seconds.setdefault(setting, []).append(time.monotonic() - start)
-    return tuple(Speed(*setting, round(statistics.median(times), 6)) for setting, times in seconds.items())
+    return tuple(Speed(*setting, round(min(times), 6)) for setting, times in seconds.items())
 
 
 def made_up_tickets(tokens: int, own_tokens: int, seed: int = 0) -> list[TokenIds]:
