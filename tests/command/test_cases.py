@@ -23,6 +23,7 @@ from tests.command.support import (
     names_in,
     read_report,
     run,
+    run_warm,
     slow_but,
 )
 
@@ -243,8 +244,8 @@ REFUSED = [case for case in CASES if case.code in (2, 3, 4)]
 DONE = [case for case in CASES if case.code in (0, 5)]
 
 
-def execute(case: Case, cases: Path, quick: list[str], out: Path) -> Outcome:
-    return run("classify", cases / case.source, out, *quick, *case.options)
+def execute(case: Case, cases: Path, quick: list[str], out: Path, start: Callable[..., Outcome] = run) -> Outcome:
+    return start("classify", cases / case.source, out, *quick, *case.options)
 
 
 QUICK_LOOK = ["A12/dup_text.parquet", "A21/indir_bad", "A24/cut.parquet", "B7/in.jsonl", "B13/cut.jsonl.gz"]
@@ -267,7 +268,7 @@ def outcomes(
 
     def label(case: Case) -> tuple[Path, Outcome]:
         folder = tmp_path_factory.mktemp("accepted")
-        return folder, execute(case, cases, quick, folder / case.out)
+        return folder, execute(case, cases, quick, folder / case.out, run_warm)
 
     return in_parallel(label, chosen(request, test_accepted_input_comes_back_whole, "case"))
 
