@@ -113,7 +113,7 @@ def _certification_lines(certification: dict[str, Any] | None) -> list[str]:
     if certification["sampled"]:
         parts.append(
             f"{certification['rescored']:,} tickets scored again in float32 (margin under {certification['bound']:.3f}"
-            f"{known}), {certification['labels_changed']:,} labels changed"
+            f"{known}), labels changed: {certification['labels_changed']:,}"
         )
     return [
         f"certified   {', '.join(parts) or 'nothing was scored'}; at most"
