@@ -108,7 +108,7 @@ def _certification_lines(certification: dict[str, Any] | None) -> list[str]:
         return []
     rate, profile = certification["remaining_disagreement_rate_95"], certification["profile"]
     exact = certification["scored_in_float32_at_once"]
-    known = "" if profile is None else f" known from {profile['runs']:,} earlier runs"
+    known = "" if profile is None else f", known from earlier runs: {profile['runs']:,}"
     parts = [f"{exact:,} tickets of small windows scored in float32 at once"] if exact else []
     if certification["sampled"]:
         parts.append(
