@@ -22,8 +22,9 @@ import numpy as np  # noqa: E402
 from ticket_etl import fit  # noqa: E402
 from ticket_etl.config import ScoringConfig  # noqa: E402
 from ticket_etl.features import FeatureReader  # noqa: E402
-from ticket_etl.learning import Examples, Learner, Search, choose, figures, make_folds  # noqa: E402
+from ticket_etl.learning import Examples, figures, make_folds  # noqa: E402
 from ticket_etl.preflight import check_request  # noqa: E402
+from ticket_etl.prompt import TokenIds  # noqa: E402
 
 DRAWS = 3
 TIMED = 200
@@ -65,7 +66,10 @@ def main(
         if model == models[0]:
             cells = [_mean([_bag_of_words(learn, judge, drawn) for drawn in draws[count]]) for count in rows]
             click.echo(f"| TF-IDF, logistic regression | | {' | '.join(cells)} | |")
-        cells = [_mean([_head(tickets.at(drawn), hints, judged) for drawn in draws[count]]) for count in rows]
+        ids = reader.encode(judge.texts)
+        cells = [
+            _mean([_head(reader, tickets.at(drawn), hints, judged, ids) for drawn in draws[count]]) for count in rows
+        ]
         click.echo(
             f"| {model} | {_mean([figures(judge.gold, zero_shot.argmax(axis=1))])} | {' | '.join(cells)}"
             f" | {_speed(reader, judge.texts):.1f} |"
@@ -92,11 +96,13 @@ def _draws(gold: np.ndarray, count: int, even: bool) -> list[np.ndarray]:
     return [np.concatenate([random.permutation(places)[:each] for places in of_label]) for random in randoms]
 
 
-def _head(tickets: Examples, hints: Examples, judged: Examples) -> tuple[float, float]:
-    search = Search(tickets, hints, make_folds(tickets.gold, seed=0))
-    recipe = choose(search, fit.part_sets(tuple(tickets.features)))
-    weight, bias = Learner(tickets, hints, recipe.parts).learn(recipe)
-    return figures(judged.gold, (judged.values(recipe.parts) @ weight.T + bias).argmax(axis=1))
+def _head(
+    reader: FeatureReader, tickets: Examples, hints: Examples, judged: Examples, ids: list[TokenIds]
+) -> tuple[float, float]:
+    learned = fit.learn_head(reader, tickets, hints, make_folds(tickets.gold, seed=0))
+    head = fit.make_head(learned, reader.labels, reader)
+    log_probs = head.log_probs(np.hstack([judged.features[part] for part in head.parts]), ids)
+    return figures(judged.gold, log_probs.argmax(axis=1))
 
 
 def _bag_of_words(learn: fit.LabelledTexts, judge: fit.LabelledTexts, drawn: np.ndarray) -> tuple[float, float]:

@@ -20,6 +20,7 @@ from ticket_etl.prompt import Prompt, TicketEncoder, TokenIds, build_encoder_pro
 from ticket_etl.readings import FeatureReading, HeadReading, LabelReading, Reading
 from ticket_etl.scorers import Reference, build_scorer, score_plan
 from ticket_etl.strategies import REFERENCE, STRATEGIES
+from ticket_etl.words import Words
 
 LABELS = LabelSet(tuple(Label(name) for name in LABEL_SETS["multi-token"]), system="Sort.", instruction="Choose.")
 LONGEST_PIECE = 24
@@ -32,7 +33,11 @@ def random_head(network: Network, prompt: Prompt, tickets: Sequence[TokenIds], p
     blocks = features.reshape(len(tickets), len(parts), -1)
     unit = (blocks / np.linalg.norm(blocks, axis=2, keepdims=True)).reshape(len(tickets), -1)
     weight = (20 * random.normal(size=(len(LABELS.names), unit.shape[1]))).astype(np.float32)
-    return Head(LABELS.names, tuple(parts), True, weight, -weight @ unit.mean(axis=0))
+    words = int(network.config.vocab_size)
+    every_other = np.where(np.arange(words) % 2, np.arange(words), -1).astype(np.int32)
+    idf = random.uniform(1, 5, size=words).astype(np.float32)
+    said = Words(every_other, idf, random.normal(size=(len(LABELS.names), words)).astype(np.float32))
+    return Head(LABELS.names, tuple(parts), True, weight, -weight @ unit.mean(axis=0), words=said)
 
 
 class Case:

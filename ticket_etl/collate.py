@@ -48,6 +48,13 @@ class Inputs:
     reads: IntArray
     spans: tuple[Span, ...]
 
+    def tickets(self) -> list[IntArray]:
+        """The tickets' own token ids, pieces joined, in the order of `Batch.tickets`."""
+        pieces: list[list[IntArray]] = [[] for _ in self.reads]
+        for span in self.spans:
+            pieces[span.ticket].append(self.token_ids[span.row, slice(*span.own)])
+        return list(map(np.concatenate, pieces))
+
 
 @dataclass(frozen=True)
 class Layout:

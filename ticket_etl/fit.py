@@ -37,15 +37,13 @@ from ticket_etl.learning import (
     Examples,
     Folds,
     Indices,
-    Learner,
-    Recipe,
-    Search,
-    calibrated,
-    choose,
+    Learned,
     figures,
+    learn,
     make_folds,
     measured_in,
     one_thread,
+    word_counts,
 )
 from ticket_etl.models.places import cache_dirs_to_read, writable_cache
 from ticket_etl.network import FloatArray
@@ -92,7 +90,7 @@ class FitOutcome:
     left_out: dict[str, int]
     unknown: dict[str, int]
     few: dict[str, int]
-    recipe: Recipe
+    chosen: str
     held_out: dict[str, tuple[float, float]]
     precision: float | None
     min_score: float | None
@@ -106,7 +104,7 @@ class FitOutcome:
             f"tickets     {self.tickets:,} with text and label, {self.labels} labels{''.join(others)}",
             *([f"unknown     {_counts(self.unknown)}: not in the label set"] if self.unknown else []),
             *([f"few         {_counts(self.few)}: fewer than {FEW_ROWS} tickets"] if self.few else []),
-            f"chosen      {self.recipe}, by {FOLDS}-fold cross-validation",
+            f"chosen      {self.chosen}, by {FOLDS}-fold cross-validation",
             f"wrote       {self.head} (for {self.model})",
         ]
         if self.precision is not None:
@@ -157,20 +155,18 @@ def fit_input(
     reader = FeatureReader(config, request.labels, request.folder)
     labelled, tickets, zero_shot, hints = read_examples(reader, labelled, request.labels, on_progress)
     folds = make_folds(tickets.gold, config.seed)
-    search = Search(tickets, hints, folds)
-    recipe = choose(search, part_sets(reader.parts))
-    log_probs, degrees = calibrated(search.held_out(recipe), search.gold)
-    given = log_probs.argmax(axis=1)
+    learned = learn_head(reader, tickets, hints, folds)
+    given = learned.log_probs.argmax(axis=1)
     held_out = {
-        _HEAD: figures(search.gold, given),
-        _ZERO_SHOT: figures(search.gold, zero_shot[measured_in(folds)].argmax(axis=1)),
-        _TFIDF: figures(search.gold, tfidf_labels(labelled.texts, labelled.gold, folds)),
+        _HEAD: figures(learned.gold, given),
+        _ZERO_SHOT: figures(learned.gold, zero_shot[measured_in(folds)].argmax(axis=1)),
+        _TFIDF: figures(learned.gold, tfidf_labels(labelled.texts, labelled.gold, folds)),
     }
     min_score, coverage = None, None
     if precision is not None:
-        min_score, coverage = learn_threshold(np.exp(log_probs).max(axis=1), given == search.gold, precision)
-    weight, bias = ((each / degrees).astype(np.float32) for each in Learner(tickets, hints, recipe.parts).learn(recipe))
-    Head(names, recipe.parts, True, weight, bias, reader.bound_to, min_score).save(head_path)
+        scores = np.exp(learned.log_probs).max(axis=1)
+        min_score, coverage = learn_threshold(scores, given == learned.gold, precision)
+    make_head(learned, names, reader, min_score).save(head_path)
     counts = Counter(tickets.gold.tolist())
     return FitOutcome(
         head=head_path,
@@ -180,12 +176,23 @@ def fit_input(
         left_out=labelled.left_out,
         unknown=labelled.unknown,
         few={name: counts[at] for at, name in enumerate(names) if counts[at] < FEW_ROWS},
-        recipe=recipe,
+        chosen=str(learned),
         held_out=held_out,
         precision=precision,
         min_score=min_score,
         coverage=coverage,
     )
+
+
+def learn_head(reader: FeatureReader, tickets: Examples, hints: Examples, folds: Folds) -> Learned:
+    """Learn from what a reader has read."""
+    return learn(tickets, hints, reader.word_table, part_sets(reader.parts), folds, reader.likeness)
+
+
+def make_head(learned: Learned, names: tuple[str, ...], reader: FeatureReader, min_score: float | None = None) -> Head:
+    """The head that was learned, bound to what its features were read from."""
+    parts, bound_to = learned.recipe.parts, reader.bound_to
+    return Head(names, parts, True, learned.weight, learned.bias, bound_to, min_score, learned.words)
 
 
 def read_labelled(config: ScoringConfig, gold: str, names: Sequence[str]) -> LabelledTexts:
@@ -272,7 +279,8 @@ def read_examples(
     features, zero_shot = kept_features(reader, texts, on_progress)
     gold = np.concatenate([labelled.gold, np.array([at for _, at in said], dtype=np.int64)])
     usable = np.all([np.isfinite(values[: len(labelled.texts)]).all(axis=1) for values in features.values()], axis=0)
-    everything, count = Examples(features, gold), len(labelled.texts)
+    words = word_counts(reader.encode(texts), reader.word_table)
+    everything, count = Examples(features, words, gold), len(labelled.texts)
     kept = np.flatnonzero(usable)
     left = replace(
         labelled,

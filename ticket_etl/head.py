@@ -1,6 +1,6 @@
-"""A linear head on pooled hidden states: what it is, its file, and what it is bound to.
+"""A linear head on pooled hidden states and words: what it is, its file, and what it is bound to.
 
-The file is safetensors, `weight` and `bias`, with everything else as JSON in its metadata; no pickle.
+The file is safetensors, the arrays by their names, with everything else as JSON in its metadata; no pickle.
 Applying a head needs numpy only.
 """
 
@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,13 @@ import numpy.typing as npt
 from ticket_etl.atomic import replace_atomically
 from ticket_etl.errors import UsageError
 from ticket_etl.trie import log_softmax
+from ticket_etl.words import Ids, Words
 
 FloatArray = npt.NDArray[np.float32]
 
 _METADATA = "ticket-etl-head"
-_VERSION = 1
+_VERSION = 2
+_WORD_ARRAYS = {"words.word_of": "word_of", "words.idf": "idf", "words.weight": "weight"}
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,14 @@ class FeaturePart:
 
 @dataclass(frozen=True)
 class Head:
-    """Log-probabilities of labels from features: log softmax of `weight @ features + bias`.
+    """Log-probabilities of labels: log softmax of `weight @ features + bias`, plus the logits of words if it has any.
 
     parts: the blocks of a feature vector, in this order, all of one size.
     unit: whether each block is divided by its L2 norm first.
     weight, bias: float32, shapes (labels, features) and (labels,).
     bound_to: what else the features depend on, by name: the model's revision, the prompt.
     min_score: a label below this probability does not stand; None where no such threshold was learned.
+    words: what the ticket's words say, beside the features; None where they were not learned from.
     """
 
     labels: tuple[str, ...]
@@ -68,12 +71,14 @@ class Head:
     bias: FloatArray
     bound_to: Mapping[str, str] = field(default_factory=dict)
     min_score: float | None = None
+    words: Words | None = None
 
-    def log_probs(self, features: FloatArray) -> FloatArray:
+    def log_probs(self, features: FloatArray, tickets: Sequence[Ids]) -> FloatArray:
         """Log-probabilities: float32, shape (tickets, labels).
 
         Args:
             features: float32, shape (tickets, features); a row that is not finite gives NaN.
+            tickets: each one's own token ids.
         """
         usable = np.isfinite(features).all(axis=1, keepdims=True)
         values = np.where(usable, features, 0.0).astype(np.float64)
@@ -82,13 +87,16 @@ class Head:
             norms = np.linalg.norm(blocks, axis=2, keepdims=True)
             values = (blocks / np.where(norms > 0, norms, 1.0)).reshape(len(values), -1)
         logits = np.where(usable, values @ self.weight.T.astype(np.float64) + self.bias, np.nan)
+        if self.words is not None:
+            logits += self.words.logits(tickets)
         return log_softmax(logits).astype(np.float32)
 
     @property
     def fingerprint(self) -> str:
         """A hash of everything that decides a score."""
         digest = hashlib.sha256(self._metadata().encode())
-        digest.update(self.weight.tobytes() + self.bias.tobytes())
+        for name, array in self._arrays().items():
+            digest.update(name.encode() + array.tobytes())
         return digest.hexdigest()
 
     def check(self, bound_to: Mapping[str, str], labels: Sequence[str]) -> None:
@@ -114,9 +122,15 @@ class Head:
         """
         from safetensors.numpy import save
 
-        data = save({"weight": self.weight, "bias": self.bias}, metadata={_METADATA: self._metadata()})
+        data = save(self._arrays(), metadata={_METADATA: self._metadata()})
         with replace_atomically(path) as file:
             file.write(data)
+
+    def _arrays(self) -> dict[str, npt.NDArray[Any]]:
+        arrays: dict[str, npt.NDArray[Any]] = {"weight": self.weight, "bias": self.bias}
+        if self.words is not None:
+            arrays |= {name: getattr(self.words, field) for name, field in _WORD_ARRAYS.items()}
+        return arrays
 
     def _metadata(self) -> str:
         return json.dumps(
@@ -146,6 +160,7 @@ def load_head(path: Path) -> Head:
             facts = json.loads((file.metadata() or {})[_METADATA])
             if facts["version"] != _VERSION:
                 raise UsageError(f"the head {path} was made by another version of this program; fit it again")
+            words = _WORD_ARRAYS.keys() & set(file.keys())
             head = Head(
                 tuple(facts["labels"]),
                 tuple(map(FeaturePart.parse, facts["parts"])),
@@ -154,8 +169,12 @@ def load_head(path: Path) -> Head:
                 file.get_tensor("bias"),
                 facts["bound_to"],
                 facts["min_score"],
+                Words(**{field: file.get_tensor(name) for name, field in _WORD_ARRAYS.items()}) if words else None,
             )
-            if head.weight.shape[0] != len(head.labels) or head.bias.shape != (len(head.labels),):
+            shapes = {head.weight.shape[:1], head.bias.shape}
+            if head.words is not None:
+                shapes.add(head.words.weight.shape[:1])
+            if shapes != {(len(head.labels),)}:
                 raise ValueError("its tensors do not fit its labels")
             return head
     except OSError as error:

@@ -4,10 +4,13 @@
     whiten        by the covariance within labels, shrunk towards the identity, so that what varies among tickets of one
                   label counts for less (A. O. Hatch et al., Within-class covariance normalization, 2006)
     regress       multinomial logistic regression with an L2 penalty; tickets of rare labels weigh more
+    words         a second regression, on TF-IDF of the ticket's own tokens
+    blend         the two regressions' logits, and an encoder's likeness to the labels, which knows more than a few
+                  tickets do, by the weights under which held-out gold labels are likeliest
     calibrate     one temperature, so that scores are what they promise (C. Guo et al., 2017)
 
-All four are linear and end in one weight matrix. What the label file itself says of a label, its name with description
-and its examples, is learned from like tickets, and never measured on.
+All of them are linear, and end in one weight matrix each for features and words. What the label file itself says of a
+label, its name with description and its examples, is learned from like tickets, and never measured on.
 
 Arrays in, values out; nothing is read or printed here.
 """
@@ -19,9 +22,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import minimize_scalar
+from scipy.optimize import minimize, minimize_scalar
+from scipy.sparse import csr_matrix, vstack
 from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, f1_score
 from sklearn.model_selection import RepeatedStratifiedKFold
@@ -30,13 +35,21 @@ from threadpoolctl import threadpool_limits
 
 from ticket_etl.head import FeaturePart
 from ticket_etl.network import FloatArray
+from ticket_etl.prompt import TokenIds
 from ticket_etl.trie import log_softmax
+from ticket_etl.words import Words
 
 BALANCES = (1.0, 0.5)
 SHRINKAGES = (0.9, 0.7, 0.5, 0.3)
 STRENGTHS = (0.01, 0.001, 0.003, 0.03, 0.1)
 TRUSTS = (10.0, 1.0)
 """What is tried; the first of each stands until its turn comes."""
+
+WORDS_STRENGTH, WORDS_BALANCE, WORDS_TRUST = 10.0, 1.0, 30.0
+"""How words are learned from, see `Recipe`: less hangs on it, so it is not searched."""
+
+BLEND_BALANCE = 1 / 3
+"""What balances the labels of the tickets that the blend is found on, see `Recipe.balance`."""
 
 FOLDS = 4
 REPEAT_UP_TO, MOST_REPEATS = 800, 4
@@ -79,15 +92,19 @@ class Examples:
     """Texts whose labels are known.
 
     features: float32 of shape (texts, size) for each part.
+    words: counts of words, shape (texts, words).
     gold: int64, shape (texts,): indices of labels.
     """
 
     features: Mapping[FeaturePart, FloatArray]
+    words: csr_matrix
     gold: Indices
 
     def at(self, rows: Indices) -> "Examples":
         """Some of them."""
-        return Examples({part: values[rows] for part, values in self.features.items()}, self.gold[rows])
+        return Examples(
+            {part: values[rows] for part, values in self.features.items()}, self.words[rows], self.gold[rows]
+        )
 
     def values(self, parts: Sequence[FeaturePart]) -> Doubles:
         """Blocks side by side, each of unit length: float64, shape (texts, features)."""
@@ -126,18 +143,66 @@ class Learner:
     def learn(self, recipe: Recipe) -> tuple[Doubles, Doubles]:
         """Weights on the features themselves, and biases: float64 of shapes (labels, features) and (labels,)."""
         scale = np.sqrt((1 - recipe.shrinkage) * self._variances + recipe.shrinkage)
-        weights = self._count_of**-recipe.balance
-        weights = np.concatenate([weights / weights.mean(), np.full(len(self._rows) - len(weights), recipe.trust)])
-        model = LogisticRegression(C=recipe.strength, max_iter=300, tol=1e-3)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # weak candidates need not converge to lose
-            model.fit(self._rows / scale, self._gold, sample_weight=weights)
-        coefficients, intercepts = model.coef_, model.intercept_
-        if len(intercepts) == 1:  # one row for both of two labels
-            coefficients = np.vstack([-coefficients, coefficients]) / 2
-            intercepts = np.hstack([-intercepts, intercepts]) / 2
+        weights = sample_weights(self._count_of, recipe.balance, len(self._rows), recipe.trust)
+        coefficients, intercepts = regress(self._rows / scale, self._gold, weights, recipe.strength)
         weight = (coefficients / scale) @ self._axes.T / self._scaler.scale_
         return weight, intercepts - weight @ self._scaler.mean_
+
+
+def regress(rows: Any, gold: Indices, weights: Doubles, strength: float) -> tuple[Doubles, Doubles]:
+    """Multinomial logistic regression: coefficients (labels, columns), intercepts (labels,); float64."""
+    model = LogisticRegression(C=strength, max_iter=300, tol=1e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # weak candidates need not converge to lose
+        model.fit(rows, gold, sample_weight=weights)
+    if len(model.intercept_) > 1:
+        return model.coef_, model.intercept_
+    # one row for both of two labels
+    return np.vstack([-model.coef_, model.coef_]) / 2, np.hstack([-model.intercept_, model.intercept_]) / 2
+
+
+def sample_weights(counts: Doubles, balance: float, texts: int, trust: float) -> Doubles:
+    """What tickets and, behind them, hints weigh: float64, shape (texts,); see `Recipe`.
+
+    Args:
+        counts: of each ticket, how many have its label.
+    """
+    weights = counts**-balance
+    return np.concatenate([weights / weights.mean(), np.full(texts - len(weights), trust)])
+
+
+class WordLearner:
+    """Learns what words say; see `Words`.
+
+    weight, bias: float64 of shapes (labels, words) and (labels,).
+    """
+
+    def __init__(self, tickets: Examples, hints: Examples) -> None:
+        counts = vstack([tickets.words, hints.words]).tocsr()
+        self._tfidf = TfidfTransformer(sublinear_tf=True).fit(counts)
+        self._seen = np.asarray(counts.sum(axis=0)).ravel() > 0
+        self._tfidf.idf_ = np.where(self._seen, self._tfidf.idf_, 0.0)  # a word that nothing was learned of is no word
+        of_label = np.bincount(tickets.gold)[tickets.gold].astype(np.float64)
+        weights = sample_weights(of_label, WORDS_BALANCE, counts.shape[0], WORDS_TRUST)
+        gold = np.concatenate([tickets.gold, hints.gold])
+        self.weight, self.bias = regress(self._tfidf.transform(counts), gold, weights, WORDS_STRENGTH)
+
+    def logits(self, counts: csr_matrix) -> Doubles:
+        """Logits of tickets by their word counts: shape (tickets, labels)."""
+        return np.asarray(self._tfidf.transform(counts) @ self.weight.T + self.bias)
+
+    def words(self, table: TokenIds, scale: float) -> Words:
+        """What a head keeps of it: the words that were learned from, their weights times `scale`."""
+        place = np.where(self._seen, np.cumsum(self._seen) - 1, -1).astype(np.int32)
+        idf, weight = self._tfidf.idf_[self._seen], scale * self.weight[:, self._seen]
+        return Words(place[table], idf.astype(np.float32), weight.astype(np.float32))
+
+
+def word_counts(tickets: Sequence[TokenIds], table: TokenIds) -> csr_matrix:
+    """How often each word of a table occurs in each ticket: shape (tickets, words)."""
+    rows = np.repeat(np.arange(len(tickets)), list(map(len, tickets)))
+    words = table[np.concatenate(tickets)]
+    return csr_matrix((np.ones(len(words)), (rows, words)), shape=(len(tickets), int(table.max()) + 1))
 
 
 class Search:
@@ -175,7 +240,95 @@ class Search:
         return max(recipes, key=merit)
 
 
+@dataclass(frozen=True)
+class Learned:
+    """What was learned from labelled tickets.
+
+    weight, bias, words: of a `Head`, calibrated.
+    blend: what the log-probabilities of features, of words and of likeness count for, as far as there are any.
+    gold, log_probs: true labels, int64 of shape (held out,), and log-probabilities, float32 of shape (held out,
+        labels), by heads that were not learned from the ticket.
+    """
+
+    recipe: Recipe
+    weight: FloatArray
+    bias: FloatArray
+    words: Words
+    blend: tuple[float, ...]
+    gold: Indices
+    log_probs: FloatArray
+
+    def __str__(self) -> str:
+        shares = (share / max(sum(self.blend), 1e-12) for share in self.blend)
+        blend = zip(("features", "words", "likeness"), shares, strict=False)
+        return f"{self.recipe}; {', '.join(f'{name} {share:.0%}' for name, share in blend)}"
+
+
 @one_thread
+def learn(
+    tickets: Examples,
+    hints: Examples,
+    table: TokenIds,
+    part_sets: Sequence[tuple[FeaturePart, ...]],
+    folds: Folds,
+    likeness: FloatArray | None = None,
+) -> Learned:
+    """Learn a head: choose how on the folds, then learn from all tickets.
+
+    Args:
+        table: the word that each token id stands for.
+        part_sets: which features may be joined; each begins with the same part.
+        likeness: an encoder's zero-shot weights on that part at unit length, shape (labels, size).
+    """
+    search = Search(tickets, hints, folds)
+    recipe = choose(search, part_sets)
+    by_words = [WordLearner(tickets.at(learned), hints).logits(tickets.words[measured]) for learned, measured in folds]
+    experts: list[npt.NDArray[np.floating]] = [search.held_out(recipe), log_softmax(np.concatenate(by_words))]
+    if likeness is not None:
+        values = tickets.values(recipe.parts[:1])[measured_in(folds)]
+        experts.append(log_softmax(values @ likeness.T.astype(np.float64)))
+    counts = np.bincount(search.gold)[search.gold].astype(np.float64)
+    blend = find_blend(experts, search.gold, counts**-BLEND_BALANCE)
+    log_probs, temperature = calibrated(blended(blend, experts), search.gold)
+    blend = blend / temperature
+    weight, bias = Learner(tickets, hints, recipe.parts).learn(recipe)
+    weight *= blend[0]
+    if likeness is not None:
+        weight[:, : likeness.shape[1]] += blend[2] * likeness
+    by_word = WordLearner(tickets, hints)
+    return Learned(
+        recipe,
+        weight.astype(np.float32),
+        (blend[0] * bias + blend[1] * by_word.bias).astype(np.float32),
+        by_word.words(table, blend[1]),
+        tuple(blend.tolist()),
+        search.gold,
+        log_probs,
+    )
+
+
+def find_blend(experts: Sequence[npt.NDArray[np.floating]], gold: Indices, weights: Doubles) -> Doubles:
+    """The weights, zero or more, of log-probabilities under whose sum the gold labels are likeliest.
+
+    Stacking (D. Wolpert, Stacked generalization, 1992) with one parameter an expert; the loss is convex in them.
+
+    Args:
+        experts: each of shape (tickets, labels).
+        weights: what each ticket counts for, shape (tickets,).
+    """
+    rows = np.arange(len(gold))
+
+    def loss(blend: Doubles) -> float:
+        return -float((weights * blended(blend, experts)[rows, gold]).mean())
+
+    return minimize(loss, [0.5] * len(experts), method="L-BFGS-B", bounds=[(0, None)] * len(experts)).x
+
+
+def blended(blend: Doubles, experts: Sequence[npt.NDArray[np.floating]]) -> Doubles:
+    """Log-probabilities of the weighted sum: float64, shape (tickets, labels)."""
+    return log_softmax(sum(weight * expert.astype(np.float64) for weight, expert in zip(blend, experts, strict=True)))
+
+
 def choose(search: Search, part_sets: Sequence[tuple[FeaturePart, ...]]) -> Recipe:
     """The best recipe that is found by settling one thing after the other, in the order of `Recipe`."""
     best = search.best(map(Recipe, part_sets))
@@ -211,7 +364,7 @@ def figures(gold: Indices, given: Indices) -> tuple[float, float]:
     return float(accuracy_score(gold, given)), float(macro)
 
 
-def calibrated(log_probs: FloatArray, gold: Indices) -> tuple[FloatArray, float]:
+def calibrated(log_probs: npt.NDArray[np.floating], gold: Indices) -> tuple[FloatArray, float]:
     """Log-probabilities at the temperature at which the gold labels are the most likely, and that temperature."""
     logits = log_probs.astype(np.float64)
     rows = np.arange(len(gold))

@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from ticket_etl.errors import ModelError, UsageError
 from ticket_etl.labels import LabelSet
 from ticket_etl.trie import LabelTrie, build_trie
+from ticket_etl.words import word_table
 
 TokenIds = npt.NDArray[np.int32]
 Lengths = npt.NDArray[np.int64]
@@ -156,6 +157,14 @@ class TicketEncoder:
             if ticket is None:
                 tickets[index] = self._encode_ends(texts[index], reach)
         return [ticket for ticket in tickets if ticket is not None]
+
+    def word_table(self) -> TokenIds:
+        """The word that each token id stands for: int32, shape (vocabulary,); see `words.word_table`."""
+        ids = range(max(self._tokenizer.get_vocab().values()) + 1)
+        names = self._tokenizer.convert_ids_to_tokens(list(ids))
+        texts = self._tokenizer.batch_decode([[token] for token in ids])
+        # A token that is part of a character has no text of its own; there its name tells it from others.
+        return word_table([name or "" if "\ufffd" in text else text for name, text in zip(names, texts, strict=True)])
 
     def _encode_ends(self, text: str, reach: int) -> EncodedTicket:
         """Encode a very long text from its two ends; the whole of it only if they turn out to hold few tokens."""

@@ -102,7 +102,7 @@ class LabelReading:
 
 @dataclass(frozen=True)
 class HeadReading:
-    """Log-probabilities of the labels by a linear head on pooled hidden states."""
+    """Log-probabilities of the labels by a linear head on pooled hidden states and words."""
 
     model: LanguageModel | EncoderModel
     prompt: Prompt
@@ -119,11 +119,11 @@ class HeadReading:
 
     def batch(self, inputs: Inputs, **how: Any) -> FloatArray:
         """See `Reading`."""
-        return self.head.log_probs(self.model.features(inputs, self.head.parts, **how))
+        return self.head.log_probs(self.model.features(inputs, self.head.parts, **how), inputs.tickets())
 
     def alone(self, ticket: TokenIds) -> FloatArray:
         """See `Reading`."""
-        return self.head.log_probs(self.model.features_alone(self.prompt, ticket, self.head.parts)[None])[0]
+        return self.head.log_probs(self.model.features_alone(self.prompt, ticket, self.head.parts)[None], [ticket])[0]
 
 
 @dataclass(frozen=True)
