@@ -8,7 +8,6 @@ OUT    := build/labelled.parquet
 # Many tests wait for processes of their own to start.
 TWO_AT_A_TIME := -n 2 --dist loadfile
 
-.DELETE_ON_ERROR:
 .PHONY: help run install test test-all lint format bench clean
 
 help:

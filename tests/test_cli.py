@@ -38,7 +38,9 @@ def test_every_option_can_come_from_the_environment() -> None:
     for name, command in commands():
         for parameter in command.params:
             if isinstance(parameter, click.Option):
-                assert str(parameter.envvar).startswith("TICKET_ETL_"), f"{name} {parameter.name}"
+                by_flag_alone = (name, parameter.name) == ("fit", "head_path")  # what `classify` reads, it writes
+                from_environment = str(parameter.envvar).startswith("TICKET_ETL_")
+                assert from_environment != by_flag_alone, f"{name} {parameter.name}"
 
 
 def test_same_option_means_the_same_everywhere() -> None:

@@ -84,7 +84,7 @@ def cli() -> None:
 
     \b
     Exit codes: 0 done, 1 unexpected error, 2 usage, 3 input, 4 output, 5 done but some tickets failed or were
-    quarantined, 6 another run holds OUT, 7 model, 8 verification found disagreement, 130/143 stopped by a signal.
+    quarantined, 6 another run holds OUT, 7 model, 8 verification found disagreement, 129/130/143 stopped by a signal.
 
     \b
     Example:  ticket-etl classify tickets.parquet labelled.parquet
@@ -117,13 +117,13 @@ def cli() -> None:
     "--report",
     type=PATH,
     metavar="FILE",
-    help="Where the report goes, as JSON or as a page (.html).  [default: OUT.report.json]",
+    help="Where the report goes; a page (.html) comes beside the JSON.  [default: OUT.report.json]",
 )
 @option(
     "--compare-report",
     type=PATH,
     metavar="FILE",
-    help="Report of an earlier run (OUT.report.json); warn if labels or scores have shifted since.",
+    help="Report of an earlier run, as OUT.report.json; warn if labels or scores have shifted since.",
 )
 @scoring_options
 @click.pass_context
@@ -239,7 +239,7 @@ def bench(context: click.Context, **settings: Any) -> int:
 @cli.command(no_args_is_help=True)
 @click.argument("input", metavar="IN")
 @option("--gold", required=True, metavar="COLUMN", help="Column with the true labels.")
-@option("--head", "head_path", type=PATH, required=True, metavar="FILE", help="Where the head goes.")
+@option("--head", "head_path", type=PATH, required=True, metavar="FILE", envvar=None, help="Where the head goes.")
 @option(
     "--precision",
     type=click.FloatRange(0.0, 1.0),
@@ -249,12 +249,13 @@ def bench(context: click.Context, **settings: Any) -> int:
 @partial(scoring_options, reads_head=False)
 @click.pass_context
 def fit(context: click.Context, gold: str, head_path: Path, precision: float | None, **settings: Any) -> int:
-    """Learn a head from labelled tickets: classify --head then labels by it, in the same forward pass.
+    """Learn a head from labels that people gave.
 
-    Prints what the head reaches on held-out tickets, beside zero-shot labels and a bag of words. Needs the extra `fit`.
+    `classify --head` then labels by it, in the same forward pass. Prints what the head reaches on held-out tickets,
+    beside zero-shot labels and a bag of words. Needs the extra `fit`.
 
     \b
-    Example:  ticket-etl fit labelled.parquet --gold gold --labels labels.toml --head tickets.head
+    Example:  ticket-etl fit lastmonth.parquet --gold gold --labels labels.toml --head tickets.head
     """
     if find_spec("sklearn") is None:
         raise UsageError("fit needs scikit-learn: pip install 'ticket-etl[fit]'")
@@ -277,7 +278,7 @@ def fit(context: click.Context, gold: str, head_path: Path, precision: float | N
 def evaluate(context: click.Context, gold: str, **settings: Any) -> int:
     """Compare the labels of IN with gold labels: accuracy, macro-F1, each label, calibration, coverage.
 
-    IN is a file that classify wrote; any other is labelled first, as classify would, without writing anything. Tickets
+    IN is a file that classify wrote; any other is labelled first, as classify would, into a temporary file. Tickets
     without a gold label, and those that are abstained, empty or failed, are counted and left out. A gold label that is
     none of the labels counts as wrong. Needs the extra `fit`.
 

@@ -41,7 +41,10 @@ class TokenCount(click.ParamType):
 
 
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
-    """An option that can also come from `TICKET_ETL_<NAME>`, with its default shown."""
+    """An option that can also come from `TICKET_ETL_<NAME>` and the configuration file, with its default shown.
+
+    With `envvar=None` it comes from its flag alone: what it names would be lost if it stood there for another command.
+    """
     variable = "TICKET_ETL_" + names[0].split("/")[0].removeprefix("--").upper().replace("-", "_")
     defaults: dict[str, Any] = {"envvar": variable, "show_envvar": True, "show_default": True}
     return click.option(*names, **(defaults | settings))
@@ -64,6 +67,8 @@ def _use_settings(context: click.Context, _: click.Parameter, path: Path | None)
         found = options.get(word) or opposites.get(word)
         if found is None or found.name is None:
             raise UsageError(f"configuration {source} has an unknown key {key!r}; keys are long option names, as model")
+        if found.envvar is None:  # by flag only
+            continue
         given = _as_given(value, found, f"configuration {source}: {key}")
         defaults[found.name] = not given if word in opposites else given
     context.default_map = defaults
@@ -167,7 +172,7 @@ def scoring_options(command: F, *, several_dtypes: bool = False, reads_head: boo
             "--max-ticket-tokens",
             type=click.IntRange(min=1),
             default=defaults.max_ticket_tokens,
-            help="Longer tickets are labelled from their head and tail.",
+            help="Longer tickets are labelled from their beginning and end.",
         ),
         option(
             "--window-tickets",
@@ -197,7 +202,7 @@ def scoring_options(command: F, *, several_dtypes: bool = False, reads_head: boo
         option(
             "--certify/--no-certify",
             default=defaults.certify,
-            help="Below float32: re-score in float32 every ticket whose label could differ from float32's.",
+            help="Below float32: score close calls again in float32, and check a sample.",
         ),
         option(
             "--calibrate/--no-calibrate",

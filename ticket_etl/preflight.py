@@ -1,5 +1,6 @@
 """The cheap checks, made before any data is read and without loading torch."""
 
+import logging
 import math
 import os
 import stat
@@ -17,6 +18,8 @@ from ticket_etl.labels import LabelSet, load_labels
 from ticket_etl.models import ModelFolder, default_model, find_model
 from ticket_etl.strategies import STRATEGIES
 from ticket_etl.verdicts import Abstention
+
+log = logging.getLogger("ticket_etl")
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,16 @@ def check_abstention(config: JobConfig, head: Head | None = None) -> Abstention:
 def check_earlier_run(config: JobConfig) -> EarlierRun | None:
     """The earlier run that this one is compared with, if one is named.
 
-    It may be the report that this run is going to replace: it is read now.
+    It may be the report that this run is going to replace: it is read now. On a job's first night there is none yet.
 
     Raises:
         UsageError: there is no such file, or it is not a report.
     """
-    return None if config.compare_report is None else load_earlier_run(config.compare_report)
+    earlier = config.compare_report
+    if earlier is not None and not earlier.exists() and _identity(earlier) == _identity(config.report_path):
+        log.info("nothing to compare with yet: %s is this run's own report, and its first", earlier)
+        return None
+    return None if earlier is None else load_earlier_run(earlier)
 
 
 def check_paths(config: JobConfig) -> None:

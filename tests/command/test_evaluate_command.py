@@ -120,7 +120,9 @@ def test_drift_since_last_night(tmp_path: Path, out: Path, quick: list[str]) -> 
     texts = [f"ticket {number} on {'billing' if number % 2 else 'errors'}" for number in range(40)]
     pq.write_table(pa.table({"text": texts}), tickets)
     report_path = out.with_name(out.name + ".report.json")
-    assert_done(run("classify", tickets, out, *quick))
+    first = run("classify", tickets, out, *quick, "--compare-report", report_path)
+    assert_done(first)
+    assert "nothing to compare with yet" in first.err
     assert report_of(out)["drift"] is None
     calm = run("classify", tickets, out, *quick, "--compare-report", report_path, "--quiet")
     assert_done(calm)

@@ -62,6 +62,16 @@ def test_from_labelled_tickets_to_labels(options: list[object], tmp_path: Path, 
     assert names_in(out.parent) == {"out.parquet", "out.parquet.report.json"}
 
 
+def test_head_of_the_nightly_job_is_not_written_by_chance(tickets: Path, quick: list[str], tmp_path: Path) -> None:
+    """What `classify` reads by configuration or environment, `fit` writes only where its flag says so."""
+    (tmp_path / "live").write_text("last month's head")
+    (tmp_path / "ticket-etl.toml").write_text('head = "live"\n', encoding="utf-8")
+    environment = clean_environment(TICKET_ETL_HEAD="live")
+    fitted = run("fit", tickets, "--gold", "label", *quick, cwd=tmp_path, environment=environment)
+    assert_refused(fitted, 2, "--head")
+    assert (tmp_path / "live").read_text() == "last month's head"
+
+
 def test_head_that_is_none_is_refused_at_once(tickets: Path, out: Path, quick: list[str], tmp_path: Path) -> None:
     (tmp_path / "head").write_text("no head")
     assert_refused(run("classify", tickets, out, *quick, "--head", tmp_path / "head"), 2, "is not a head")

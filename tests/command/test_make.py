@@ -12,10 +12,11 @@ from tests.command.support import COMMAND, SOURCE_TREE, clean_environment, names
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 MAKEFILE = """\
-.DELETE_ON_ERROR:
-
 labelled.parquet: tickets.parquet
 \t{command} classify $< $@ --model {model} --labels {labels} --max-ticket-tokens 64
+
+labelled.jsonl: tickets.jsonl
+\t{command} classify $< $@ --model {model} --labels {labels} --bad-records quarantine || test $$? -eq 5
 """
 
 
@@ -70,6 +71,15 @@ def test_repaired_input_is_made_once(folder: Path, tickets: Path) -> None:
     again = make(folder)
     assert again.returncode == 0
     assert "up to date" in again.stdout
+
+
+@pytest.mark.slow
+def test_quarantined_records_can_be_accepted(folder: Path) -> None:
+    """Exit code 5 is a complete OUT: with the README's rule make keeps it, and is done."""
+    (folder / "tickets.jsonl").write_text('{"text": "refund please"}\nno record\n', encoding="utf-8")
+    assert make(folder, "labelled.jsonl").returncode == 0
+    assert len((folder / "labelled.jsonl").read_text(encoding="utf-8").splitlines()) == 1
+    assert "up to date" in make(folder, "labelled.jsonl").stdout
 
 
 @pytest.fixture
