@@ -30,7 +30,7 @@ KNOWN_MODELS = {
             538_090_408,
             "Apache-2.0",
             None,
-            "CFPB .15 zero-shot, .76 fitted",
+            "CFPB .15 zero-shot, .80 fitted",
         ),
         KnownModel(
             "minilm",
@@ -40,7 +40,7 @@ KNOWN_MODELS = {
             90_868_376,
             "Apache-2.0",
             None,
-            "CFPB .72 zero-shot, .77 fitted",
+            "CFPB .72 zero-shot, .81 fitted",
         ),
         KnownModel(
             "Qwen/Qwen2.5-0.5B-Instruct",
