@@ -174,28 +174,28 @@ def sample_weights(counts: Doubles, balance: float, texts: int, trust: float) ->
 class WordLearner:
     """Learns what words say; see `Words`.
 
-    weight, bias: float64 of shapes (labels, words) and (labels,).
+    weight, bias: float64 of shapes (labels, words that were learned from) and (labels,).
     """
 
     def __init__(self, tickets: Examples, hints: Examples) -> None:
         counts = vstack([tickets.words, hints.words]).tocsr()
-        self._tfidf = TfidfTransformer(sublinear_tf=True).fit(counts)
-        self._seen = np.asarray(counts.sum(axis=0)).ravel() > 0
-        self._tfidf.idf_ = np.where(self._seen, self._tfidf.idf_, 0.0)  # a word that nothing was learned of is no word
+        self._seen = np.unique(counts.indices)  # a word that nothing was learned of is no word
+        self._tfidf = TfidfTransformer(sublinear_tf=True)
+        rows = self._tfidf.fit_transform(counts[:, self._seen])
         of_label = np.bincount(tickets.gold)[tickets.gold].astype(np.float64)
         weights = sample_weights(of_label, WORDS_BALANCE, counts.shape[0], WORDS_TRUST)
         gold = np.concatenate([tickets.gold, hints.gold])
-        self.weight, self.bias = regress(self._tfidf.transform(counts), gold, weights, WORDS_STRENGTH)
+        self.weight, self.bias = regress(rows, gold, weights, WORDS_STRENGTH)
 
     def logits(self, counts: csr_matrix) -> Doubles:
         """Logits of tickets by their word counts: shape (tickets, labels)."""
-        return np.asarray(self._tfidf.transform(counts) @ self.weight.T + self.bias)
+        return np.asarray(self._tfidf.transform(counts[:, self._seen]) @ self.weight.T + self.bias)
 
     def words(self, table: TokenIds, scale: float) -> Words:
         """What a head keeps of it: the words that were learned from, their weights times `scale`."""
-        place = np.where(self._seen, np.cumsum(self._seen) - 1, -1).astype(np.int32)
-        idf, weight = self._tfidf.idf_[self._seen], scale * self.weight[:, self._seen]
-        return Words(place[table], idf.astype(np.float32), weight.astype(np.float32))
+        place = np.full(int(table.max()) + 1, -1, dtype=np.int32)
+        place[self._seen] = np.arange(len(self._seen))
+        return Words(place[table], self._tfidf.idf_.astype(np.float32), (scale * self.weight).astype(np.float32))
 
 
 def word_counts(tickets: Sequence[TokenIds], table: TokenIds) -> csr_matrix:
