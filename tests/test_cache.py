@@ -1,5 +1,7 @@
 """The label cache: what it keeps, what it refuses, and that it never fails a run."""
 
+import inspect
+import re
 import sqlite3
 from pathlib import Path
 
@@ -7,9 +9,22 @@ import numpy as np
 import pytest
 
 from ticket_etl.cache import LabelCache, open_cache
+from ticket_etl.pipeline import job_fingerprint
 from ticket_etl.verdicts import FAILED, OK, Verdicts, blank_verdicts
 
-PRINT = dict.fromkeys(("labels", "prompt", "model", "dtype", "max ticket tokens", "version", "certification"), "1")
+OF_A_LABEL = (
+    "labels",
+    "head",
+    "prompt",
+    "calibration",
+    "model",
+    "dtype",
+    "certification",
+    "max ticket tokens",
+    "version",
+)
+OF_THE_RUN = ("input", "text columns", "device", "strategy", "drift profile", "batch limits")
+PRINT = dict.fromkeys(OF_A_LABEL + OF_THE_RUN, "1")
 
 
 def some_verdicts(count: int, status: int = OK) -> Verdicts:
@@ -40,10 +55,32 @@ def test_what_was_put_is_there_the_next_night(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", list(PRINT))
 def test_another_fingerprint_knows_nothing(tmp_path: Path, part: str) -> None:
+    """What belongs to the run and not to a text's label makes no difference."""
     with open_cache(tmp_path / "c", PRINT) as cache:
         assert cache is not None
         cache.put(keys(3), some_verdicts(3))
-    assert known(tmp_path / "c", keys(3), PRINT | {part: "2"}) == {}
+    assert bool(known(tmp_path / "c", keys(3), PRINT | {part: "2"})) == (part in OF_THE_RUN)
+
+
+def test_parts_are_those_of_a_job() -> None:
+    """A part that is added to a job's fingerprint belongs to the labels, or is named above as one that does not."""
+    source = inspect.getsource(job_fingerprint)
+    assert set(re.findall(r'^ +"([a-z ]+)":', source, flags=re.MULTILINE)) == set(PRINT)
+
+
+@pytest.mark.parametrize("damage", ["substr(verdict, 1, 5)", "X'07' || substr(verdict, 2)", "NULL || ''", "'text'"])
+def test_damaged_entries_are_scored_anew(tmp_path: Path, damage: str) -> None:
+    with open_cache(tmp_path / "c", PRINT) as cache:
+        assert cache is not None
+        cache.put(keys(3), some_verdicts(3))
+    with sqlite3.connect(tmp_path / "c") as database:
+        database.execute(f"UPDATE OR IGNORE labels SET verdict = {damage} WHERE text = ?", (keys(3)[1],))
+    names = keys(3) if "NULL" in damage else [keys(3)[0], keys(3)[2]]
+    assert set(known(tmp_path / "c", keys(3))) == set(names)
+    with open_cache(tmp_path / "c", PRINT) as cache:
+        assert cache is not None
+        cache.put(keys(3), some_verdicts(3))
+    assert set(known(tmp_path / "c", keys(3))) == set(keys(3)), "and mended"
 
 
 def test_failed_tickets_are_not_kept(tmp_path: Path) -> None:

@@ -206,6 +206,11 @@ def test_windows_of_which_most_would_be_sampled_are_small() -> None:
     assert [Certifier(World(0.1).score, 0, profile).is_small(count) for count in (64, 65)] == [True, False]
 
 
+def test_nothing_is_claimed_of_what_was_not_scored() -> None:
+    """All labels came from the cache or the journal: this run can say nothing of them."""
+    assert Certifier(World(0.5).score, seed=0).summary()["remaining_disagreement_rate_95"] is None
+
+
 def test_small_windows_alone_leave_no_doubt() -> None:
     world = World(0.5)
     certifier = Certifier(world.score, seed=0)

@@ -303,7 +303,7 @@ def refusal(path: Path, *arguments: object, code: int, capsys: pytest.CaptureFix
             "there is no column 'truth' to take as text; the columns are: gold (string), label",
         ),
         (ROWS, ("--gold", "label"), 2, "holds its own labels there"),
-        ([], ("--gold", "gold"), 3, "nothing to evaluate (no rows); gold labels are those of column 'gold'"),
+        ([], ("--gold", "gold"), 3, "nothing to evaluate (no rows); gold labels are in column 'gold'"),
         (ROWS[4:], ("--gold", "gold"), 3, "nothing to evaluate (2 no gold, 2 abstained, 1 empty, 1 failed)"),
         ([("a", "a", 0.9, 1.0, "fine")], ("--gold", "gold"), 3, "row 0 (the first is 0) has label_status 'fine'"),
         ([("a", "a", 0.9, 1.0, None)], ("--gold", "gold"), 3, "has label_status None"),

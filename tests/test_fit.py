@@ -12,7 +12,7 @@ pytest.importorskip("sklearn", reason="the extra `fit` is not installed")
 from tests.tiny import save_tiny_model
 from ticket_etl import fit
 from ticket_etl.config import ScoringConfig
-from ticket_etl.errors import InputError, UsageError
+from ticket_etl.errors import InputError, ModelError, UsageError
 from ticket_etl.features import FeatureReader
 from ticket_etl.head import load_head
 
@@ -102,6 +102,30 @@ def test_tickets_that_were_not_read_are_left_out(kit: Kit, monkeypatch: pytest.M
     assert outcome.tickets == 35
     assert "1 that did not fit in memory" in str(outcome)
     assert np.isfinite(load_head(kit.folder / "head").weight).all()
+    monkeypatch.setattr(FeatureReader, "read", read)
+    assert kit.fit().tickets == 36, "what was not read is not kept"
+
+
+def test_label_that_was_not_read_is_an_error(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = FeatureReader.read
+
+    def failing(self: FeatureReader, texts: list[str], on_progress: object) -> object:
+        features, zero_shot = read(self, texts)
+        features[self.parts[0]][-1] = np.nan
+        return features, zero_shot
+
+    monkeypatch.setattr(FeatureReader, "read", failing)
+    with pytest.raises(ModelError, match="did not fit in memory"):
+        kit.fit()
+    assert not (kit.folder / "head").exists()
+
+
+def test_features_of_another_version_are_read_anew(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit.fit()
+    monkeypatch.setattr("ticket_etl.features.__version__", "0.0.1")
+    monkeypatch.setattr(FeatureReader, "read", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        kit.fit()
 
 
 def test_examples_of_the_label_file_are_learned_from(kit: Kit) -> None:

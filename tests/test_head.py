@@ -80,6 +80,7 @@ def test_fingerprint_knows_the_weights(head: Head) -> None:
         for name in ("word_of", "idf", "weight")
     ]
     assert len({each.fingerprint for each in [head, *others]}) == 6
+    assert replace(head, min_score=0.9).fingerprint == head.fingerprint, "a threshold changes no score"
 
 
 @pytest.mark.parametrize(

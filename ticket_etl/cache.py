@@ -25,8 +25,10 @@ MAX_ENTRIES = 5_000_000
 
 _APPLICATION_ID = 0x7469636B  # "tick": tells our files from other SQLite databases
 _KEYS_PER_QUERY = 500
+_SIZE = VERDICT.itemsize
 _BUSY_SECONDS = 30.0
-_FINGERPRINT_PARTS = ("labels", "prompt", "model", "dtype", "certification", "max ticket tokens", "version")
+_OF_THE_RUN = ("input", "text columns", "device", "strategy", "drift profile", "batch limits")
+"""Parts of a job's fingerprint that do not belong to a text's label; all others do, whatever may be added."""
 
 
 @dataclass(frozen=True)
@@ -64,22 +66,24 @@ class LabelCache:
                 some = ordered[start : start + _KEYS_PER_QUERY]
                 marks = ",".join("?" * len(some))
                 rows += self._reader.execute(
-                    f"SELECT text, verdict, used FROM labels WHERE fingerprint = ? AND text IN ({marks})",
+                    f"SELECT text, CAST(verdict AS BLOB), used FROM labels WHERE fingerprint = ? AND text IN ({marks})",
                     (self._fingerprint, *some),
                 )
+        rows = [row for row in rows if row[1][_SIZE:] == _checksum(row[0], row[1][:_SIZE])]
         return KnownVerdicts(
             {text: number for number, (text, _, _) in enumerate(rows)},
-            np.frombuffer(b"".join(verdict for _, verdict, _ in rows), dtype=VERDICT),
+            np.frombuffer(b"".join(verdict[:_SIZE] for _, verdict, _ in rows), dtype=VERDICT),
             [text for text, _, used in rows if used != self._today],
         )
 
     def put(self, keys: Sequence[bytes], verdicts: Verdicts) -> None:
         """Keep verdicts; failed ones are not kept, so that they are tried again."""
         kept = np.flatnonzero(verdicts["status"] != FAILED).tolist()
-        rows = [(self._fingerprint, keys[index], verdicts[index].tobytes(), self._today) for index in kept]
+        blobs = ((keys[index], verdicts[index].tobytes()) for index in kept)
+        rows = [(self._fingerprint, key, blob + _checksum(key, blob), self._today) for key, blob in blobs]
         if rows:
             with self._forgiving(), self._writer:
-                self._writer.executemany("INSERT OR IGNORE INTO labels VALUES (?, ?, ?, ?)", rows)
+                self._writer.executemany("INSERT OR REPLACE INTO labels VALUES (?, ?, ?, ?)", rows)
 
     def touch(self, known: KnownVerdicts) -> None:
         """Mark entries that served as used today, those that are not so already."""
@@ -109,6 +113,11 @@ class LabelCache:
             self._failed = True
 
 
+def _checksum(key: bytes, verdict: bytes) -> bytes:
+    """Tells a damaged entry, which is scored anew."""
+    return hashlib.blake2b(key + verdict, digest_size=4).digest()
+
+
 @contextmanager
 def open_cache(
     path: Path | None, fingerprint: Mapping[str, str], *, limit: int = MAX_ENTRIES
@@ -117,7 +126,7 @@ def open_cache(
     if path is None:
         yield None
         return
-    parts = "\n".join(f"{part}={fingerprint[part]}" for part in _FINGERPRINT_PARTS)
+    parts = "\n".join(f"{part}={value}" for part, value in sorted(fingerprint.items()) if part not in _OF_THE_RUN)
     digest = hashlib.blake2b(parts.encode(), digest_size=16).digest()
     try:
         writer = _connect(path)

@@ -69,9 +69,11 @@ class CertificationCount:
     widened: int = 0
 
     def summary(self) -> dict[str, float | int | None]:
-        """The figures of the report; the rate is 0 where every ticket was scored in float32."""
+        """The figures of the report; the rate is of what this run scored: 0 if all in float32, None if unknown."""
         p50, p90, p99, largest = np.quantile(self.drifts, [0.5, 0.9, 0.99, 1.0]).tolist() if self.drifts else [None] * 4
         rate = min(1.0, 3.0 / self.verified) if self.verified else None
+        if self.exact and not self.low:
+            rate = 0.0
         return {
             "scored_in_float32_at_once": self.exact,
             "sampled": self.sampled,
@@ -85,7 +87,7 @@ class CertificationCount:
             "verified": self.verified,
             "disagreements_before_the_bound_grew": self.disagreements,
             "windows_beyond_the_profile": self.widened,
-            "remaining_disagreement_rate_95": rate if self.low else 0.0,
+            "remaining_disagreement_rate_95": rate,
         }
 
     def profile(self, before: DriftProfile | None, today: str) -> DriftProfile | None:

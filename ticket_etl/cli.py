@@ -215,24 +215,28 @@ def bench(context: click.Context, **settings: Any) -> int:
     \b
     Example:  ticket-etl bench tickets.parquet --sample 64 --json bench.json --plot bench.svg
     """
+    from ticket_etl.atomic import replace_atomically
     from ticket_etl.bench import bench_input
     from ticket_etl.bench_plot import check_plot, draw
+    from ticket_etl.preflight import check_result_path
 
     sample, repeats, only, json_path, plot, dtypes = (
         settings.pop(name) for name in ("sample", "repeats", "only", "json_path", "plot", "dtypes")
     )
+    config = ScoringConfig(**settings)
+    for role, path in (("--json", json_path), ("--plot", plot)):
+        if path is not None:
+            check_result_path(role, path, config)
     if plot is not None:
         check_plot(plot)
     with _progress(context) as on_progress:
-        table = bench_input(ScoringConfig(**settings), sample, repeats, only or tuple(STRATEGIES), dtypes, on_progress)
+        table = bench_input(config, sample, repeats, only or tuple(STRATEGIES), dtypes, on_progress)
+    _print(table)  # first: whatever happens to the files, what took minutes is there
     if json_path is not None:
-        from ticket_etl.atomic import replace_atomically
-
         with replace_atomically(json_path) as file:
             file.write(table.to_json().encode())
     if plot is not None:
         draw(table, plot)
-    _print(table)
     return table.exit_code
 
 

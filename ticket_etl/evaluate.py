@@ -43,7 +43,7 @@ def evaluate_input(
     """Compare labels with the gold labels of a column, and write the outcome to `json_path` if that is given.
 
     Raises:
-        UsageError: scikit-learn is missing, there is no such column, or it holds no gold labels.
+        UsageError: scikit-learn is missing, or there is no such column.
         InputError: nothing can be evaluated, or the label columns are not those of `classify`.
     """
     if find_spec("sklearn") is None:
@@ -63,7 +63,7 @@ def evaluate_input(
             scored = folder / f"scored.{tickets.format}"
             run = _classify(config, source, scored, output_prefix, cache, on_progress)
             tickets = stack.enter_context(open_gold(str(scored), gold))
-        labelled = read_gold(tickets, gold, output_prefix)
+        labelled = read_gold(tickets, gold, output_prefix, readable(config.input))
     known = load_labels(config.labels).names if run or config.labels else None
     outcome = make_evaluation(config, gold, labelled, quarantined, known, run)
     if json_path is not None:

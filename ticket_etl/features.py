@@ -4,7 +4,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
+import transformers
 
+from ticket_etl import __version__
 from ticket_etl.config import ScoringConfig
 from ticket_etl.head import FeaturePart
 from ticket_etl.journal import fingerprint_text
@@ -19,6 +22,7 @@ from ticket_etl.scoring import Scoring
 class FeatureReader:
     """A model that yields features and, from the same pass, zero-shot log-probabilities.
 
+    labels: their names.
     parts: the blocks that can be read, each of one vector a text.
     word_table: the word that each token id stands for.
     likeness: an encoder's zero-shot weights on its own pooling at unit length; None for causal models.
@@ -31,13 +35,12 @@ class FeatureReader:
     def __init__(self, config: ScoringConfig, labels: LabelSet, folder: ModelFolder) -> None:
         self._scoring = Scoring(config, labels, folder, features=True)
         opened = self._scoring.opened
-        self.kind = folder.kind
         self.labels = labels.names
         self.parts: tuple[FeaturePart, ...] = opened.parts
         self.bound_to = opened.bound_to
-        self.fingerprint = fingerprint_text(
-            [self.bound_to, dataclasses.asdict(labels), opened.encoder.max_ticket_tokens, str(self._scoring.dtype)]
-        )
+        versions = (__version__, torch.__version__, transformers.__version__)
+        read_by = (dataclasses.asdict(labels), opened.encoder.max_ticket_tokens, str(self._scoring.dtype))
+        self.fingerprint = fingerprint_text([self.bound_to, *read_by, *versions])
         self.word_table = opened.encoder.word_table()
         self._label_head = opened.label_head() if folder.kind == "encoder" else None
         self.likeness = None if self._label_head is None else self._label_head.weight

@@ -33,7 +33,6 @@ from ticket_etl.head import FeaturePart, Head
 from ticket_etl.labeller import is_blank, text_key
 from ticket_etl.labels import LabelSet
 from ticket_etl.learning import (
-    FOLDS,
     Examples,
     Folds,
     Indices,
@@ -104,7 +103,7 @@ class FitOutcome:
             f"tickets     {self.tickets:,} with text and label, {self.labels} labels{''.join(others)}",
             *([f"unknown     {_counts(self.unknown)}: not in the label set"] if self.unknown else []),
             *([f"few         {_counts(self.few)}: fewer than {FEW_ROWS} tickets"] if self.few else []),
-            f"chosen      {self.chosen}, by {FOLDS}-fold cross-validation",
+            f"chosen      {self.chosen}, by cross-validation",
             f"wrote       {self.head} (for {self.model})",
         ]
         if self.precision is not None:
@@ -142,7 +141,7 @@ def fit_input(
         precision: learn the score from which on this share of labels was right on held-out tickets.
 
     Raises:
-        UsageError: --head is given for reading, IN is a stream, or there is no such column.
+        UsageError: IN is a stream, or there is no such column.
         InputError: fewer than two labels have tickets enough.
         OutputError: the head cannot be written.
     """
@@ -278,7 +277,12 @@ def read_examples(
     texts = [*labelled.texts, *(text for text, _ in said)]
     features, zero_shot = kept_features(reader, texts, on_progress)
     gold = np.concatenate([labelled.gold, np.array([at for _, at in said], dtype=np.int64)])
-    usable = np.all([np.isfinite(values[: len(labelled.texts)]).all(axis=1) for values in features.values()], axis=0)
+    finite = np.all([np.isfinite(values).all(axis=1) for values in features.values()], axis=0)
+    usable = finite[: len(labelled.texts)]
+    if not finite[len(labelled.texts) :].all():
+        raise ModelError(
+            "what the label file says of a label did not fit in memory; free some, or shorten its examples"
+        )
     words = word_counts(reader.encode(texts), reader.word_table)
     everything, count = Examples(features, words, gold), len(labelled.texts)
     kept = np.flatnonzero(usable)
@@ -307,6 +311,8 @@ def kept_features(
             continue
     features, zero_shot = reader.read(texts, on_progress)
     arrays = {str(part): np.ascontiguousarray(values) for part, values in features.items()}
+    if not all(np.isfinite(values).all() for values in arrays.values()):
+        return features, zero_shot  # what did not fit in memory may fit the next time
     try:
         folder = writable_cache() / "features"
         folder.mkdir(exist_ok=True)

@@ -73,8 +73,8 @@ def free_prefix(tickets: Tickets, prefix: str) -> str:
     return prefix
 
 
-def read_gold(tickets: Tickets, gold: str, prefix: str) -> LabelledGold:
-    """Read a scored file that `open_gold` has opened.
+def read_gold(tickets: Tickets, gold: str, prefix: str, name: str) -> LabelledGold:
+    """Read a scored file that `open_gold` has opened; `name` is what the user calls it.
 
     Raises:
         InputError: what the output columns hold is not what `classify` writes; the message names the first such row.
@@ -82,22 +82,23 @@ def read_gold(tickets: Tickets, gold: str, prefix: str) -> LabelledGold:
     """
     columns = [prefix + name for name in OUTPUT_NAMES]
     if gold in columns:
-        raise UsageError(f"--gold {gold}: {tickets.name} holds its own labels there; name the column of the true ones")
-    _check_types(tickets, columns)
+        raise UsageError(f"--gold {gold}: {name} holds its own labels there; name the column of the true ones")
+    if tickets.schema.names:  # JSONL without a record has no column at all
+        _check_types(tickets, columns)
     index_of: dict[str, int] = {}
     outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
     parts: list[tuple[Indices, Indices, Floats, Floats]] = []
     row = 0
     for batch, _ in tickets.batches():
-        truths, names, statuses = (read_texts(batch.column(name)) for name in (gold, columns[0], columns[3]))
-        scores, margins = (_float32(batch.column(name)) for name in columns[1:3])
+        truths, names, statuses = (read_texts(batch.column(each)) for each in (gold, columns[0], columns[3]))
+        scores, margins = (_float32(batch.column(each)) for each in columns[1:3])
         usable = (scores >= 0) & (scores < _MOST) & np.isfinite(margins)
         kept = []
-        for at, (truth, name, status) in enumerate(zip(truths, names, statuses, strict=True)):
+        for at, (truth, label, status) in enumerate(zip(truths, names, statuses, strict=True)):
             outcome = "evaluated" if status in _STANDING else status
             if outcome not in OUTCOMES:
                 raise _foreign(tickets, row + at, f"{columns[3]} {status!r}, which is none of {', '.join(STATUSES)}")
-            if outcome == "evaluated" and (name is None or not usable[at]):
+            if outcome == "evaluated" and (label is None or not usable[at]):
                 raise _foreign(tickets, row + at, f"{columns[3]} {status!r} without label, probability and margin")
             if truth is None or not truth.strip():
                 outcome = "no_gold"
@@ -108,15 +109,13 @@ def read_gold(tickets: Tickets, gold: str, prefix: str) -> LabelledGold:
         pairs = [[index_of.setdefault(column[at] or "", len(index_of)) for at in kept] for column in (truths, names)]
         if len(index_of) > MAX_NAMES:
             raise UsageError(
-                f"--gold {gold}: {tickets.name} has over {MAX_NAMES:,} different values there and in {columns[0]};"
+                f"--gold {gold}: {name} has over {MAX_NAMES:,} different values there and in {columns[0]};"
                 " name the column of the true labels"
             )
         parts.append((np.array(pairs[0], np.int32), np.array(pairs[1], np.int32), scores[kept], margins[kept]))
     if not outcomes["evaluated"]:
         found = ", ".join(f"{count:,} {outcome.replace('_', ' ')}" for outcome, count in outcomes.items() if count)
-        raise InputError(
-            f"{tickets.name}: nothing to evaluate ({found or 'no rows'}); gold labels are those of column '{gold}'"
-        )
+        raise InputError(f"{name}: nothing to evaluate ({found or 'no rows'}); gold labels are in column '{gold}'")
     golds, given, kept_scores, kept_margins = (np.concatenate(each) for each in zip(*parts, strict=True))
     return LabelledGold(list(index_of), golds, given, kept_scores, kept_margins, dict(outcomes))
 

@@ -7,7 +7,7 @@ Applying a head needs numpy only.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -93,8 +93,8 @@ class Head:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of everything that decides a score."""
-        digest = hashlib.sha256(self._metadata().encode())
+        """A hash of everything that decides a score; `min_score` decides which labels stand."""
+        digest = hashlib.sha256(replace(self, min_score=None)._metadata().encode())
         for name, array in self._arrays().items():
             digest.update(name.encode() + array.tobytes())
         return digest.hexdigest()

@@ -15,6 +15,7 @@ from ticket_etl import __version__, report
 from ticket_etl.atomic import replace_atomically
 from ticket_etl.cache import open_cache
 from ticket_etl.config import JobConfig
+from ticket_etl.errors import OutputError
 from ticket_etl.journal import Journal, fingerprint_text, open_journal
 from ticket_etl.label_drift import compare_runs, drift_warnings
 from ticket_etl.machine import peak_memory_bytes, versions
@@ -99,6 +100,17 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
             outcome = dataclasses.replace(outcome, drift=drift)
             for line in drift_warnings(drift):
                 log.warning("%s", line)
+        write_report(config, outcome)
+    return outcome
+
+
+def write_report(config: JobConfig, outcome: RunReport) -> None:
+    """Write the report, and its page if one is wanted.
+
+    Raises:
+        OutputError: it cannot be written; OUT is the new one already.
+    """
+    try:
         with replace_atomically(config.report_path) as file:
             file.write(outcome.to_json().encode())
         if config.page_path is not None:
@@ -106,7 +118,8 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
 
             with replace_atomically(config.page_path) as file:
                 file.write(render_page(outcome).encode())
-    return outcome
+    except OutputError as error:
+        raise OutputError(f"{config.output} is complete, but not its report: {error}") from error
 
 
 def score_windows(

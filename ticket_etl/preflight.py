@@ -105,13 +105,10 @@ def check_paths(config: JobConfig) -> None:
         if find_spec("matplotlib") is None:
             raise UsageError("a report as a page needs matplotlib: pip install 'ticket-etl[report]', or name a .json")
         written["the report's page"] = config.page_path
-    read = {} if config.input == "-" else {"IN": Path(config.input)}
-    if config.labels is not None:
-        read["--labels"] = config.labels
-    if config.head is not None:
-        read["--head"] = config.head
-    seen: dict[object, str] = {_identity(path): role for role, path in read.items()}
+    seen = _read_files(config)
     for role, path in written.items():
+        if role != "OUT":  # `check_output` knows more of it
+            _check_no_part(role, path, config)
         other = seen.setdefault(_identity(path), role)
         if other != role:
             raise UsageError(f"{role} and {other} are the same file, {path}; choose another")
@@ -130,10 +127,28 @@ def check_result_path(role: str, path: Path, config: ScoringConfig) -> None:
         UsageError: it is a file that is read.
         OutputError: it cannot be written.
     """
-    for other, read in (("IN", config.input), ("--labels", config.labels)):
-        if read is not None and _identity(Path(read)) == _identity(path):
-            raise UsageError(f"{role} and {other} are the same file, {path}; choose another")
+    if (other := _read_files(config).get(_identity(path))) is not None:
+        raise UsageError(f"{role} and {other} are the same file, {path}; choose another")
+    _check_no_part(role, path, config)
     _check_writable(role, path)
+
+
+def _read_files(config: ScoringConfig) -> dict[object, str]:
+    """What a command reads, by identity, with what the user calls it."""
+    named = {
+        "IN": None if config.input == "-" else Path(config.input),
+        "--labels": config.labels,
+        "--head": config.head,
+    }
+    return {_identity(path): role for role, path in named.items() if path is not None}
+
+
+def _check_no_part(role: str, path: Path, config: ScoringConfig) -> None:
+    """A result must not replace, or become, a part of a folder that is read; names with `_` or `.` are none."""
+    folder = Path(config.input)
+    inside = config.input != "-" and folder.is_dir() and _identity(path.absolute().parent) == _identity(folder)
+    if inside and not path.name.startswith(("_", ".")):
+        raise UsageError(f"{role} {path} would be a part of IN, the folder {config.input}; choose another folder")
 
 
 def _identity(path: Path) -> object:

@@ -115,10 +115,11 @@ def _certification_lines(certification: dict[str, Any] | None) -> list[str]:
             f"{certification['rescored']:,} tickets scored again in float32 (margin under {certification['bound']:.3f}"
             f"{known}), labels changed: {certification['labels_changed']:,}"
         )
+    if not parts:
+        return ["certified   nothing was scored now; labels are those of earlier, certified runs"]
     return [
-        f"certified   {', '.join(parts) or 'nothing was scored'}; at most"
-        f" {'?' if rate is None else f'{rate:.2%}'} of labels differ from float32 (95%,"
-        f" {certification['verified']:,} verified)"
+        f"certified   {', '.join(parts)}; at most {'?' if rate is None else f'{rate:.2%}'} of labels scored now differ"
+        f" from float32 (95%, {certification['verified']:,} verified)"
     ]
 
 

@@ -5,6 +5,7 @@ The page holds no script and loads nothing, so it can be mailed or archived as i
 
 import html
 import io
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -97,7 +98,8 @@ def _show(value: object) -> str:
 
 def _svg(figure: Figure) -> str:
     """The figure as an SVG element, text as text, without dates or random ids: equal reports are equal bytes."""
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ticket-etl"}):
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ticket-etl"}), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of letters that its own font has not: the reader's font counts
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None})
     text = file.getvalue()

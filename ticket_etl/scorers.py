@@ -24,7 +24,7 @@ log = logging.getLogger("ticket_etl")
 
 _TRIAL_TOLERANCE = 1e-3
 _LOW_PRECISION_TOLERANCE = 1.0
-"""Largest difference of a log-probability in a trial; a wrong mask or cache is further off than rounding."""
+"""Largest difference of what is read in a trial, see `_drift`; a wrong mask or cache is further off than rounding."""
 
 CHECK_TOLERANCE = 1e-4
 """How far log-probabilities in float32 may be from those of `per-item`, absolute or relative to their size."""
@@ -174,9 +174,14 @@ def _try_out(scorer: Scorer, strategy: Strategy, reading: Reading) -> str | None
     limits = Limits(batch_tickets=len(tickets), shared_tokens=scorer.layout.shared_tokens)
     alone = Reference(reading)
     batches = strategy.planner(scorer.layout.lengths(tickets), limits)
-    drift = np.max([np.abs(scorer.score(batch, tickets) - alone.score(batch, tickets)).max() for batch in batches])
+    drift = max(_drift(scorer.score(batch, tickets), alone.score(batch, tickets)) for batch in batches)
     tolerance = _LOW_PRECISION_TOLERANCE if reading.model.is_low_precision else _TRIAL_TOLERANCE
-    return None if drift <= tolerance else f"log-probabilities are off by {drift:.2g}"
+    return None if drift <= tolerance else f"what is read of tickets is off by {drift:.2g}"
+
+
+def _drift(values: FloatArray, expected: FloatArray) -> float:
+    """The largest difference, absolute, or relative to a value above 1: hidden states may be large."""
+    return float((np.abs(values - expected) / np.maximum(1.0, np.abs(expected))).max())
 
 
 class MemoryGuard:

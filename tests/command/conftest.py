@@ -1,6 +1,7 @@
 """A tiny model, a short label file, and the two options that make the real command quick."""
 
 import importlib.util
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ import pytest
 
 from tests.command.support import without_powers, write_labels
 from tests.tiny import save_tiny_model
+
+signal.signal(
+    signal.SIGHUP, signal.SIG_DFL
+)  # under nohup it is ignored, and so it would be in all that is started here
 
 
 @pytest.fixture(scope="session")

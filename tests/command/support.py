@@ -85,16 +85,17 @@ def run(*arguments: object, data: bytes | None = None, **options: Any) -> Outcom
     return finish(start(*arguments, **options), data)
 
 
-def run_warm(*arguments: object) -> Outcome:
+def run_warm(*arguments: object, environment: Mapping[str, str] | None = None) -> Outcome:
     """Run the command in a fresh child of a process that has loaded torch already, which saves most of a short run.
 
-    For tests of what the command does with its input; those of how it starts use `run`.
+    For tests of what the command does with its input; those of how it starts, and of standard input, use `run`.
     """
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload(["ticket_etl.pipeline", "ticket_etl.models.loading", "ticket_etl.scoring"])
     with tempfile.TemporaryDirectory() as folder:
         streams = [str(Path(folder, name)) for name in ("out", "err")]
-        child = forks.Process(target=_command, args=([str(each) for each in arguments], *streams))
+        variables = dict(environment or clean_environment())
+        child = forks.Process(target=_command, args=([str(each) for each in arguments], variables, *streams))
         child.start()
         child.join(TIMEOUT)
         if child.exitcode is None:
@@ -104,9 +105,9 @@ def run_warm(*arguments: object) -> Outcome:
     return Outcome(child.exitcode, out, err)
 
 
-def _command(arguments: list[str], out: str, err: str) -> None:
+def _command(arguments: list[str], environment: dict[str, str], out: str, err: str) -> None:
     os.environ.clear()
-    os.environ.update(clean_environment())
+    os.environ.update(environment)
     for path, mode, number in ((os.devnull, os.O_RDONLY, 0), (out, os.O_WRONLY, 1), (err, os.O_WRONLY, 2)):
         os.dup2(os.open(path, mode | os.O_CREAT), number)
     from ticket_etl.cli import main

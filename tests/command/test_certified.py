@@ -15,7 +15,7 @@ from tests.command.support import (
     finish,
     read_report,
     rows_in,
-    run,
+    run_warm,
     start,
     wait_for,
 )
@@ -37,7 +37,7 @@ class Nights:
         return ["classify", self.folder / "in.parquet", self.folder / name, *self.options, *more]
 
     def night(self, name: str, *more: str) -> dict[str, Any]:
-        outcome = run(*self.command(name, *more), environment=self.environment)
+        outcome = run_warm(*self.command(name, *more), environment=self.environment)
         assert_done(outcome)
         report = read_report(self.folder / name)
         assert ("certified" in outcome.err) == (report["certification"] is not None)

@@ -17,6 +17,7 @@ from tests.command.support import (
     digest,
     names_in,
     run,
+    run_warm,
 )
 
 pytestmark = pytest.mark.slow
@@ -45,7 +46,11 @@ def evaluation(tmp_path: Path, *arguments: object, data: bytes | None = None) ->
     (tmp_path / "temporary").mkdir(exist_ok=True)
     environment = clean_environment(TMPDIR=str(tmp_path / "temporary"))
     path = tmp_path / "evaluation.json"
-    outcome = run("evaluate", *arguments, "--json", path, environment=environment, data=data)
+    command = ("evaluate", *arguments, "--json", path)
+    piped = data is not None
+    outcome = (
+        run(*command, environment=environment, data=data) if piped else run_warm(*command, environment=environment)
+    )
     assert outcome.code == 0, outcome.err
     assert not [name for name in names_in(tmp_path / "temporary") if name.startswith("ticket-etl")]
     return outcome, json.loads(path.read_text(encoding="utf-8"))
@@ -53,7 +58,7 @@ def evaluation(tmp_path: Path, *arguments: object, data: bytes | None = None) ->
 
 def test_scored_file_and_scoring_give_the_same(gold_tickets: Path, out: Path, quick: list[str], tmp_path: Path) -> None:
     """Whether the labels are in the file already, or are made for the evaluation; from a pipe as well."""
-    assert_done(run("classify", gold_tickets, out, *quick))
+    assert_done(run_warm("classify", gold_tickets, out, *quick))
     said, scored = evaluation(tmp_path, out, "--gold", "gold", *quick)
     assert said.err == ""
     before = digest(gold_tickets)
@@ -93,10 +98,10 @@ def test_input_that_has_some_of_the_columns_is_scored(gold_tickets: Path, quick:
 def test_abstaining(gold_tickets: Path, out: Path, quick: list[str], tmp_path: Path) -> None:
     """Labels below a threshold do not stand, all else stays; other thresholds need no new scores."""
     cache = ["--cache", tmp_path / "labels.sqlite"]
-    assert_done(run("classify", gold_tickets, out, *quick, *cache))
+    assert_done(run_warm("classify", gold_tickets, out, *quick, *cache))
     plain = pl.read_parquet(out)
     threshold = sorted(plain["label_score"].drop_nulls())[3]
-    outcome = run("classify", gold_tickets, out, *quick, *cache, "--min-score", threshold)
+    outcome = run_warm("classify", gold_tickets, out, *quick, *cache, "--min-score", threshold)
     assert_done(outcome)
     uncertain = pl.col("label_score") < threshold
     label = pl.when(uncertain).then(None).otherwise("label").alias("label")
@@ -108,7 +113,7 @@ def test_abstaining(gold_tickets: Path, out: Path, quick: list[str], tmp_path: P
     assert "7 read, 3 labelled, 3 abstained, 1 empty" in outcome.err
     _, found = evaluation(tmp_path, out, "--gold", "gold")
     assert found["rows"]["evaluated"] + found["rows"]["abstained"] == 5
-    assert_done(run("classify", gold_tickets, out, *quick, *cache, "--min-margin", 99, "--fallback-label", "?"))
+    assert_done(run_warm("classify", gold_tickets, out, *quick, *cache, "--min-margin", 99, "--fallback-label", "?"))
     everything = pl.read_parquet(out)
     assert everything["label"].to_list() == ["?", "?", "?", None, "?", "?", "?"]
     assert everything["label_margin"].equals(plain["label_margin"])
@@ -120,11 +125,11 @@ def test_drift_since_last_night(tmp_path: Path, out: Path, quick: list[str]) -> 
     texts = [f"ticket {number} on {'billing' if number % 2 else 'errors'}" for number in range(40)]
     pq.write_table(pa.table({"text": texts}), tickets)
     report_path = out.with_name(out.name + ".report.json")
-    first = run("classify", tickets, out, *quick, "--compare-report", report_path)
+    first = run_warm("classify", tickets, out, *quick, "--compare-report", report_path)
     assert_done(first)
     assert "nothing to compare with yet" in first.err
     assert report_of(out)["drift"] is None
-    calm = run("classify", tickets, out, *quick, "--compare-report", report_path, "--quiet")
+    calm = run_warm("classify", tickets, out, *quick, "--compare-report", report_path, "--quiet")
     assert_done(calm)
     assert calm.err == ""
     drift = report_of(out)["drift"]
@@ -132,7 +137,7 @@ def test_drift_since_last_night(tmp_path: Path, out: Path, quick: list[str]) -> 
     report = report_of(out)
     moved = {"billing": 0, "bug": 0, "login": 0} | {min(report["labels"], key=report["labels"].__getitem__): 40}
     report_path.write_text(json.dumps(report | {"labels": moved}), encoding="utf-8")
-    warned = run("classify", tickets, out, *quick, "--compare-report", report_path, "--quiet")
+    warned = run_warm("classify", tickets, out, *quick, "--compare-report", report_path, "--quiet")
     assert_done(warned)
     assert warned.err.startswith(f"ticket-etl: labels have shifted since {report_path} of ")
     assert warned.err.count("\n") == 1
@@ -152,5 +157,5 @@ def test_drift_since_last_night(tmp_path: Path, out: Path, quick: list[str]) -> 
 )
 def test_refused_before_anything_is_read(options: list[Any], says: str, out: Path, tmp_path: Path) -> None:
     """Not even IN and the model need be there."""
-    assert_refused(run("classify", tmp_path / "none.parquet", out, "--model", "none", *options), 2, says)
+    assert_refused(run_warm("classify", tmp_path / "none.parquet", out, "--model", "none", *options), 2, says)
     assert names_in(out.parent) == set()

@@ -134,6 +134,7 @@ def test_failing_call_leaves_the_old_file(fault: Fault, outcomes: dict[Fault, An
         assert out.read_bytes() == OLD
     else:
         assert out.read_bytes() == OLD or pq.read_table(out).num_rows == 3
+        assert ("is complete, but not its report" in lines[-1]) == (out.read_bytes() != OLD)
     assert names_in(folder) - {f".{fault.out}.journal"} == {out.name, report.name}
 
 

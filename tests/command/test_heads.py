@@ -16,6 +16,7 @@ from tests.command.support import (
     names_in,
     read_report,
     run,
+    run_warm,
     write_labels,
 )
 from tests.tiny import save_tiny_encoder, save_tiny_model
@@ -39,24 +40,27 @@ def test_from_labelled_tickets_to_labels(options: list[object], tmp_path: Path, 
     pq.write_table(pa.table({"text": texts, "gold": [names[at % 3] for at in range(30)]}), tickets)
     head = tmp_path / "head"
     environment = clean_environment(TICKET_ETL_CACHE=str(tmp_path / "cache"))
-    fitted = run("fit", tickets, "--gold", "gold", "--head", head, *options, environment=environment)
+    fitted = run_warm("fit", tickets, "--gold", "gold", "--head", head, *options, environment=environment)
     assert fitted.code == 0, fitted.err
     assert "held out" in fitted.out
     with_head = [*options, "--head", head]
-    assert_done(run("classify", tickets, out, *with_head, environment=environment))
+    cache = ["--cache", tmp_path / "labels.sqlite"]
+    assert_done(run_warm("classify", tickets, out, *options, *cache, environment=environment))
+    assert_done(run_warm("classify", tickets, out, *with_head, *cache, environment=environment))
+    assert read_report(out)["rows"]["cached"] == 0, "the cache holds labels that another reading gave"
     labels = pq.read_table(out)["label"].to_pylist()
     assert set(labels) <= set(names)
     fingerprint = read_report(out)["fingerprint"]["head"]
-    verified = run("verify", tickets, "--all", *with_head, environment=environment)
+    verified = run_warm("verify", tickets, "--all", *with_head, environment=environment)
     assert verified.code == 0
     assert "30 of 30 distinct tickets agree" in verified.out
-    assert run("evaluate", out, "--gold", "gold", environment=environment).code == 0
-    assert_done(run("classify", tickets, out, *with_head, "--strategy", "bucketed", environment=environment))
+    assert run_warm("evaluate", out, "--gold", "gold", environment=environment).code == 0
+    assert_done(run_warm("classify", tickets, out, *with_head, "--strategy", "bucketed", environment=environment))
     assert pq.read_table(out)["label"].to_pylist() == labels
     assert read_report(out)["fingerprint"]["head"] == fingerprint
     write_labels(tmp_path / "labels.toml", *names[::-1])
     first = digest(out)
-    refused = run("classify", tickets, out, *with_head, environment=environment)
+    refused = run_warm("classify", tickets, out, *with_head, environment=environment)
     assert_refused(refused, 2, "the head was fitted with another", "label list")
     assert digest(out) == first
     assert names_in(out.parent) == {"out.parquet", "out.parquet.report.json"}
@@ -74,5 +78,5 @@ def test_head_of_the_nightly_job_is_not_written_by_chance(tickets: Path, quick: 
 
 def test_head_that_is_none_is_refused_at_once(tickets: Path, out: Path, quick: list[str], tmp_path: Path) -> None:
     (tmp_path / "head").write_text("no head")
-    assert_refused(run("classify", tickets, out, *quick, "--head", tmp_path / "head"), 2, "is not a head")
+    assert_refused(run_warm("classify", tickets, out, *quick, "--head", tmp_path / "head"), 2, "is not a head")
     assert names_in(out.parent) == set()

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.command.support import OUTPUT_COLUMNS, assert_done, assert_lossless, run
+from tests.command.support import OUTPUT_COLUMNS, assert_done, assert_lossless, run_warm
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def test_labels_do_not_depend_on_the_shared_prefix(
     labelled = []
     for strategy in ("packed+prefix", "token-budget"):
         out = tmp_path / f"{strategy}.parquet"
-        assert_done(run("classify", texts, out, *options(models, layout, setup_folder), "--strategy", strategy))
+        assert_done(run_warm("classify", texts, out, *options(models, layout, setup_folder), "--strategy", strategy))
         assert_lossless(texts, out)
         labelled.append(pq.read_table(out, columns=OUTPUT_COLUMNS).to_pylist())
     for row, same in zip(*labelled, strict=True):
@@ -66,7 +66,7 @@ def test_every_ticket_agrees_with_the_reference(
     strategy: str, layout: str, models: Path, texts: Path, setup_folder: Path
 ) -> None:
     """`verify --all` against each ticket alone finds no disagreement: exit 0."""
-    outcome = run("verify", texts, "--all", "--strategy", strategy, *options(models, layout, setup_folder))
+    outcome = run_warm("verify", texts, "--all", "--strategy", strategy, *options(models, layout, setup_folder))
     assert outcome.code == 0, outcome.err + outcome.out
     assert outcome.out
     assert "Traceback" not in outcome.err

@@ -7,15 +7,14 @@ CACHE/hub/Qwen--Qwen2.5-0.5B-Instruct/
 
 import json
 import re
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from ticket_etl.atomic import replace_atomically
 from ticket_etl.errors import ModelError
 from ticket_etl.models import places
 from ticket_etl.models.folder import DamagedError, ModelFolder, read_json, verify
 from ticket_etl.models.kinds import usable_kind
-from ticket_etl.models.publish import sync_folder
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _CURRENT = "current.json"
@@ -74,10 +73,8 @@ def installed_names() -> Iterator[str]:
 
 def make_current(folder: Path, revision: str) -> None:
     """Let the plain name of a model mean this revision from now on."""
-    temporary = folder / f".{_CURRENT}.{secrets.token_hex(4)}"
-    temporary.write_text(json.dumps({"revision": revision}) + "\n", encoding="utf-8")
-    temporary.replace(folder / _CURRENT)
-    sync_folder(folder)
+    with replace_atomically(folder / _CURRENT) as file:
+        file.write(json.dumps({"revision": revision}).encode() + b"\n")
 
 
 def _current_revision(folder: Path) -> str | None:
