@@ -57,6 +57,7 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
     earlier = check_earlier_run(config)
     request = check_request(config)
     abstention = check_abstention(config, request.head)
+    config = dataclasses.replace(config, min_score=abstention.min_score or config.min_score)  # as the head has learned
     labels, folder = request.labels, request.folder
     tally = Tally(labels=len(labels.names))
     with ExitStack() as stack:
@@ -69,6 +70,8 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
                     bad_records=config.bad_records,
                 )
             )
+            if tickets.num_invalid_texts:
+                log.info("%d texts are not UTF-8; U+FFFD stands for what cannot be read", tickets.num_invalid_texts)
             schema = output_schema(config.output_prefix)
             options = {"replace_columns": config.replace_columns}
             check_output(tickets, config.output, output_columns=schema, clobber=config.clobber, **options)

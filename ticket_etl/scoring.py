@@ -180,6 +180,7 @@ class Scoring:
             "prompt": prompt.fingerprint,
             "labels": fingerprint_text([self.labels.names, prompt.sequences]),
             "head": None if self.head is None else self.head.fingerprint,
+            "calibrated": self._config.calibrate,
             "version": __version__,
         }
 

@@ -119,9 +119,7 @@ class ParquetTickets(Tickets):
                     if all(p < 0 for p in present):
                         yield from bounded([None] * parquet.metadata.row_group(group).num_rows)
                         continue
-                    with decoding(part, f", row group {group}"):
-                        batches = group_batches(parquet, group, leaves)
-                    for batch in _guarded(batches, part, group):
+                    for batch in _guarded(group_batches(parquet, group, leaves), part, group):
                         columns = [_texts_of(batch, name) for name in names]
                         yield from bounded(join_texts(columns))
 
