@@ -147,6 +147,10 @@ def bench_input(
 
     Args:
         dtypes: `auto` stands for float32 and, where the machine has it, bfloat16.
+
+    Raises:
+        UsageError, ModelError: see `check_request` and `Scoring`.
+        InputError: IN cannot be read, or holds no text.
     """
     request = check_request(config)
     workload = read_workload(config)

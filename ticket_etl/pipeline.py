@@ -50,6 +50,10 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
     What can be refused is refused in this order, before the model loads: the paths that are written, labels, model,
     the lock on the output, the input, its columns. A run that stops early leaves the old output as it was, and the
     journal for the next run to go on from.
+
+    Raises:
+        UsageError, InputError, OutputError, BusyError, ModelError: what is refused; see the exit codes in the README.
+        Interrupted: a signal came; the next run goes on.
     """
     clock, started = time.monotonic(), utc_now()
     check_paths(config)

@@ -76,7 +76,12 @@ class Verification:
 
 
 def verify_input(config: ScoringConfig, sample: int | None, on_progress: Callable[[int, int], None]) -> Verification:
-    """Score a sample (or, with None, every ticket) by the configured strategy and by the reference."""
+    """Score a sample (or, with None, every ticket) by the configured strategy and by the reference.
+
+    Raises:
+        UsageError, ModelError: see `check_request` and `Scoring`.
+        InputError: IN cannot be read, or holds no text.
+    """
     request = check_request(config)
     labels, folder = request.labels, request.folder
     workload = read_workload(config)

@@ -34,7 +34,12 @@ def check_output(
     replace_columns: bool = False,
     clobber: bool = True,
 ) -> None:
-    """Refuse, before any work, an OUT that cannot or must not be written."""
+    """Refuse, before any work, an OUT that cannot or must not be written.
+
+    Raises:
+        UsageError: its suffix, its place in the input, or the names of its columns.
+        OutputError: it cannot be written there, or not in this format.
+    """
     kind, _ = _format(out)
     _check_place(tickets, out, clobber)
     _check_names(tickets, output_columns, replace_columns)
@@ -57,6 +62,9 @@ def write_labelled(
     """Write the input's rows with the output columns that `labelled` gives for them, in order, and replace OUT.
 
     `output_columns` is only needed where an input without rows may come with no batch at all.
+
+    Raises:
+        OutputError: OUT cannot be written, or does not read back as it was written; the old one is untouched.
     """
     kind, compression = _format(out)
     try:

@@ -21,6 +21,10 @@ def open_tickets(
 
     The whole input is read once: what is damaged, encrypted or hostile is refused here, with one line. With
     `bad_records="quarantine"` bad JSONL lines are counted and kept out, for `write_rejects` to write.
+
+    Raises:
+        InputError: it cannot be read, or is no such file.
+        UsageError: there is no text column of these names, or none that can be told from the others.
     """
     if bad_records not in BAD_RECORDS:
         raise UsageError(f"--bad-records {bad_records}: must be {' or '.join(BAD_RECORDS)}")
