@@ -116,7 +116,7 @@ def _certification_lines(certification: dict[str, Any] | None) -> list[str]:
             f"{known}), labels changed: {certification['labels_changed']:,}"
         )
     if not parts:
-        return ["certified   nothing was scored now; labels are those of earlier, certified runs"]
+        return ["certified   nothing was scored now"]
     return [
         f"certified   {', '.join(parts)}; at most {'?' if rate is None else f'{rate:.2%}'} of labels scored now differ"
         f" from float32 (95%, {certification['verified']:,} verified)"
