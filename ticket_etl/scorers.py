@@ -174,7 +174,9 @@ def _try_out(scorer: Scorer, strategy: Strategy, reading: Reading) -> str | None
     limits = Limits(batch_tickets=len(tickets), shared_tokens=scorer.layout.shared_tokens)
     alone = Reference(reading)
     batches = strategy.planner(scorer.layout.lengths(tickets), limits)
-    drift = max(_drift(scorer.score(batch, tickets), alone.score(batch, tickets)) for batch in batches)
+    drift = np.max(
+        [_drift(scorer.score(batch, tickets), alone.score(batch, tickets)) for batch in batches]
+    )  # NaN stays
     tolerance = _LOW_PRECISION_TOLERANCE if reading.model.is_low_precision else _TRIAL_TOLERANCE
     return None if drift <= tolerance else f"what is read of tickets is off by {drift:.2g}"
 
