@@ -18,8 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -27,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.tiny import CORPUS, save_tiny_model  # noqa: E402
+from ticket_etl.cache import MAX_ENTRIES, LabelCache  # noqa: E402
 from ticket_etl.labeller import text_key  # noqa: E402
 from ticket_etl.verdicts import blank_verdicts  # noqa: E402
 
@@ -84,15 +87,12 @@ def fill_cache(folder: Path, source: Path, cache: Path) -> None:
     classify(folder, sample, "--cache", str(cache))
     verdict = blank_verdicts(1, 0)
     verdict["label"], verdict["score"], verdict["margin"] = 1, 0.5, 1.25
-    blob = verdict.tobytes()
-    with sqlite3.connect(cache) as connection:
-        ((fingerprint, used),) = connection.execute("SELECT DISTINCT fingerprint, used FROM labels").fetchall()
+    with closing(sqlite3.connect(cache)) as connection:
+        ((fingerprint,),) = connection.execute("SELECT DISTINCT fingerprint FROM labels").fetchall()
+        labels = LabelCache(connection, connection, fingerprint, limit=MAX_ENTRIES)
         for batch in pq.ParquetFile(source).iter_batches(columns=["text"]):
             keys = sorted(text_key(text) for text in batch.column(0).to_pylist())
-            connection.executemany(
-                "INSERT OR IGNORE INTO labels VALUES (?, ?, ?, ?)", [(fingerprint, key, blob, used) for key in keys]
-            )
-    connection.close()
+            labels.put(keys, np.repeat(verdict, len(keys)))
 
 
 def main() -> None:
@@ -117,7 +117,9 @@ def main() -> None:
             cache = folder / "labels.sqlite"
             write_tickets(source, arguments.cached, kinds=None)
             fill_cache(folder, source, cache)
-            figures[f"cached {arguments.cached:,} rows"] = classify(folder, source, "--cache", str(cache))
+            figures[f"cached {arguments.cached:,} rows"] = cached = classify(folder, source, "--cache", str(cache))
+            if cached["cached"] != arguments.cached:
+                raise SystemExit(f"memory.py: only {cached['cached']:,} of {arguments.cached:,} rows were cached")
     for title, values in figures.items():
         print(f"{title}: " + ", ".join(f"{key} {value:,.1f}" for key, value in values.items()))
     peaks = [values["peak_mib"] for title, values in figures.items() if title.startswith("memory")]

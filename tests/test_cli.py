@@ -75,6 +75,10 @@ def test_help_and_import_do_without_torch() -> None:
         ),
         (["classify", "in.parquet", "out.parquet", "--labels", "none.toml"], 2, "cannot read label file none.toml"),
         (["classify", "in.parquet", "out.parquet", "--model", "no-such-model"], 7, "there is no model 'no-such-model'"),
+        (["classify", "in.parquet", "out.parquet", "--seed", "-1"], 2, "-1 is not in the range"),
+        (["classify", "in.parquet", "out.parquet", "--output-prefix", "\udcff"], 2, "--output-prefix '\\udcff' is not"),
+        (["evaluate", "x" * 300, "--gold", "gold", "--json", "out.json"], 3, "File name too long"),
+        (["fit", "in.parquet", "--gold", "gold", "--head", "new", "--calibrate"], 2, "No such option"),
         (["labels", "none.toml"], 2, "cannot read label file none.toml"),
     ],
 )

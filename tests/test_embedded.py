@@ -11,10 +11,9 @@ from ticket_etl.models import find_model
 from ticket_etl.plan import Limits
 from ticket_etl.prompt import TokenIds
 from ticket_etl.sampling import stratified_sample
-from ticket_etl.scorers import build_scorer, score_plan
+from ticket_etl.scorers import build_scorer, reference_scores, score_plan
 from ticket_etl.scoring import Scoring
 from ticket_etl.strategies import STRATEGIES
-from ticket_etl.verify import reference_scores
 
 pytestmark = pytest.mark.slow
 

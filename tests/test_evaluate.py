@@ -276,6 +276,24 @@ def test_many_labels_show_their_confusions(scored: Callable[..., Path], capsys: 
     assert "Confusion: tickets" not in text
 
 
+def test_label_that_is_called_gold(scored: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """Its column does not take the place of the rows' names."""
+    outcome_of(scored([("gold", "gold", 0.9, 2.0, "ok"), ("silver", "gold", 0.9, 2.0, "ok")]))
+    matrix = capsys.readouterr().out.split("Confusion: tickets")[1].splitlines()
+    assert [line.split() for line in matrix[2:5]] == [
+        ["gold", "gold", "silver"],
+        ["gold", "1", "0"],
+        ["silver", "1", "0"],
+    ]
+
+
+def test_no_room_for_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    assert "set TMPDIR" in refusal(tmp_path / "in.parquet", "--gold", "gold", code=4, capsys=capsys)
+
+
 def test_perfect_labels(scored: Callable[..., Path]) -> None:
     found = outcome_of(scored([(f"label {at % 20}", f"label {at % 20}", 1.0, 9.0, "ok") for at in range(100)]))
     assert found["accuracy"] == {"value": 1.0, "low": 1.0, "high": 1.0}

@@ -158,7 +158,7 @@ def test_features_and_labels_come_from_one_pass(causal: tuple[str, Case]) -> Non
     both = FeatureReading(model, prompt, parts)
     strategy, scorer = build_scorer(STRATEGIES["token-budget"], both)
     values = score_plan(scorer, strategy, Limits(batch_tokens=300), tickets)
-    assert values.shape == (len(tickets), both.values)
+    assert values.shape == (len(tickets), both.num_values)
     labels = score_plan(Reference(LabelReading(model, prompt)), REFERENCE, Limits(), tickets)
     assert np.abs(values[:, 2 * model.hidden_size :] - labels).max() <= TOLERANCE
     for ticket, features in zip(tickets, values, strict=True):

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from ticket_etl.errors import BusyError, OutputError
-from ticket_etl.journal import fingerprint_text, journal_path, open_journal
+from ticket_etl.fingerprint import fingerprint_text
+from ticket_etl.journal import journal_path, open_journal
 from ticket_etl.verdicts import EMPTY, FAILED, OK, Verdicts, blank_verdicts
 
 PRINT = {"input": "abc", "labels": '["a", "b"]', "model": "tiny 1"}

@@ -38,15 +38,27 @@ class Mlp(nn.Module):
         return self.down_proj(self.act_fn(self.gate_proj(tokens)) * self.up_proj(tokens))
 
 
+class Layer(nn.Module):
+    """A layer with a gated MLP, or without one."""
+
+    def __init__(self, mlp: nn.Module) -> None:
+        super().__init__()
+        self.mlp = mlp
+
+
 class Block(nn.Module):
-    """A gated MLP, a linear layer with a bias, and an output matrix."""
+    """Two layers, the last of them with a gated MLP, a linear layer with a bias, and an output matrix."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.mlp = Mlp()
+        self.layers = nn.ModuleList([Layer(nn.Identity()), Layer(Mlp())])
         self.out = nn.Linear(24, 16)
         self.head = nn.Linear(16, 5)
+
+    @property
+    def mlp(self) -> nn.Module:
+        return self.layers[1].mlp
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.head(self.out(self.mlp(tokens)))
@@ -58,7 +70,7 @@ def block() -> Block:
 
 
 def test_layers_are_replaced_but_for_the_head(block: Block) -> None:
-    switch = install_kernels(block, block.head)
+    switch = install_kernels(block, block.head, 2)
     assert switch.available == (FLOAT32, BFLOAT16)
     assert isinstance(block.mlp, PackedGatedMlp)
     assert isinstance(block.out, PackedLinear)
@@ -69,7 +81,7 @@ def test_precisions_agree_with_the_plain_layers(block: Block) -> None:
     """float32 to rounding, bfloat16 to its eight bits; and without a precision, to the last bit."""
     tokens = torch.randn(2, 7, 24)
     expected = block(tokens)
-    switch = install_kernels(block, block.head)
+    switch = install_kernels(block, block.head, 2)
     assert torch.equal(block(tokens), expected)
     for precision, tolerance in ((FLOAT32, 1e-5), (BFLOAT16, 3e-2)):
         with switch.using(precision):
@@ -83,7 +95,7 @@ def test_last_mlp_computes_only_what_is_read(block: Block) -> None:
     """Positions that nobody reads come out as zeros, the others as ever."""
     tokens = torch.randn(2, 7, 24)
     expected = block.mlp(tokens).reshape(14, 24)
-    switch = install_kernels(block, block.head)
+    switch = install_kernels(block, block.head, 2)
     reads = torch.tensor([3, 13])
     with switch.using(FLOAT32, reads):
         result = block.mlp(tokens).reshape(14, 24)
@@ -93,26 +105,36 @@ def test_last_mlp_computes_only_what_is_read(block: Block) -> None:
         assert torch.equal(block.mlp(tokens).reshape(14, 24), expected)
 
 
+def test_mlp_before_the_last_layer_computes_all(block: Block) -> None:
+    """Though it is the last one with a gated MLP: a later layer's attention looks at every position."""
+    block.layers = nn.ModuleList([block.layers[1], Layer(nn.Identity())])
+    tokens = torch.randn(2, 7, 24)
+    expected = block.layers[0].mlp(tokens)
+    switch = install_kernels(block, block.head, 2)
+    with switch.using(FLOAT32, torch.tensor([3, 13])):
+        assert torch.allclose(block.layers[0].mlp(tokens), expected, atol=1e-5)
+
+
 def test_operators_that_are_missing_leave_the_model_as_it_was(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*arguments: object) -> torch.Tensor:
         raise AttributeError("no such operator")
 
     monkeypatch.setattr(kernels, "_pack", missing)
-    assert install_kernels(block, block.head).available == ()
+    assert install_kernels(block, block.head, 2).available == ()
     assert type(block.out) is nn.Linear
 
 
 def test_operators_that_are_wrong_are_not_used(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = kernels._pack
     monkeypatch.setattr(kernels, "_pack", lambda weight, dtype: honest(weight * 1.01, dtype))
-    assert FLOAT32 not in install_kernels(block, block.head).available
+    assert FLOAT32 not in install_kernels(block, block.head, 2).available
 
 
 def test_fusion_that_is_wrong_is_not_used(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     """The MLP then runs layer by layer."""
     honest = PackedLinear.product_times
     monkeypatch.setattr(PackedLinear, "product_times", lambda *arguments: honest(*arguments) * 1.5)
-    install_kernels(block, block.head)
+    install_kernels(block, block.head, 2)
     assert not isinstance(block.mlp, PackedGatedMlp)
     assert isinstance(block.mlp.gate_proj, PackedLinear)
 

@@ -43,7 +43,7 @@ class StandIn:
 
     def __init__(self, *fails: str, shares_prefix: bool = True) -> None:
         self.layout = Layout(ENCODER.prompt, shares_prefix)
-        self.values = len(LABELS.names)
+        self.num_values = len(LABELS.names)
         self.fails = {text: ENCODER.encode([text])[0].ids.tolist() for text in fails}
         self.batches: list[list[str]] = []
 

@@ -12,7 +12,16 @@ from sklearn.preprocessing import StandardScaler
 
 from ticket_etl import learning
 from ticket_etl.head import FeaturePart, Head
-from ticket_etl.learning import BALANCES, Examples, Learner, Recipe, Search, WordLearner, figures, make_folds
+from ticket_etl.learning import (
+    BALANCES,
+    Examples,
+    Learner,
+    Recipe,
+    Search,
+    WordLearner,
+    accuracy_and_macro_f1,
+    make_folds,
+)
 from ticket_etl.network import FloatArray
 from ticket_etl.prompt import TokenIds
 from ticket_etl.trie import log_softmax
@@ -42,7 +51,7 @@ def test_the_telling_features_are_chosen() -> None:
     search = Search(tickets, hints, make_folds(tickets.gold, seed=0))
     recipe = learning.choose(search, [(OWN,), (OTHER,)])
     assert recipe.parts == (OTHER,)
-    assert figures(search.gold, search.held_out(recipe).argmax(axis=1))[0] > 0.8
+    assert accuracy_and_macro_f1(search.gold, search.held_out(recipe).argmax(axis=1))[0] > 0.8
 
 
 def test_held_out_figures_are_held_out() -> None:
@@ -52,9 +61,9 @@ def test_held_out_figures_are_held_out() -> None:
     hints = Examples({OWN: random.normal(size=(3, 200)).astype(np.float32)}, no_words(3), np.arange(3))
     search = Search(tickets, hints, make_folds(tickets.gold, seed=0))
     recipe = learning.choose(search, [(OWN,)])
-    assert figures(search.gold, search.held_out(recipe).argmax(axis=1))[0] < 0.5
+    assert accuracy_and_macro_f1(search.gold, search.held_out(recipe).argmax(axis=1))[0] < 0.5
     weight, bias = Learner(tickets, hints, (OWN,)).learn(recipe)
-    assert figures(tickets.gold, (tickets.values((OWN,)) @ weight.T + bias).argmax(axis=1))[0] > 0.9
+    assert accuracy_and_macro_f1(tickets.gold, (tickets.values((OWN,)) @ weight.T + bias).argmax(axis=1))[0] > 0.9
 
 
 @pytest.mark.parametrize("labels", [2, 3])
@@ -93,7 +102,7 @@ def test_whitening_counts_what_varies_within_labels_for_less() -> None:
     )
     search = Search(tickets, hints, make_folds(gold, seed=0))
     accuracies = [
-        figures(search.gold, search.held_out(Recipe((OWN,), shrinkage=shrinkage)).argmax(axis=1))[0]
+        accuracy_and_macro_f1(search.gold, search.held_out(Recipe((OWN,), shrinkage=shrinkage)).argmax(axis=1))[0]
         for shrinkage in (1.0, 0.01)
     ]
     assert accuracies[1] > accuracies[0] + 0.1
@@ -187,7 +196,7 @@ def learned_from(tickets: Examples, hints: Examples, part: FeaturePart) -> learn
 def test_words_speak_where_features_are_silent() -> None:
     tickets, examples, hints = spoken()
     learned = learned_from(examples, hints, OWN)
-    assert figures(learned.gold, learned.log_probs.argmax(axis=1))[0] == 1.0
+    assert accuracy_and_macro_f1(learned.gold, learned.log_probs.argmax(axis=1))[0] == 1.0
     assert learned.blend[1] > learned.blend[0]
     parts = learned.recipe.parts
     head = Head(("a", "b"), parts, True, learned.weight, learned.bias, words=learned.words)
@@ -202,12 +211,12 @@ def test_words_that_tell_nothing_leave_the_features_alone() -> None:
     hints = Examples({OTHER: clear_hints.features[OTHER]}, silent_hints.words, silent_hints.gold)
     learned = learned_from(tickets, hints, OTHER)
     by_features = learned_from(clear, clear_hints, OTHER)
-    assert figures(learned.gold, learned.log_probs.argmax(axis=1)) >= figures(
+    assert accuracy_and_macro_f1(learned.gold, learned.log_probs.argmax(axis=1)) >= accuracy_and_macro_f1(
         by_features.gold, by_features.log_probs.argmax(axis=1)
     )
     assert learned.blend[1] < learned.blend[0]
     neither = learned_from(silent, silent_hints, OWN)
-    assert figures(neither.gold, neither.log_probs.argmax(axis=1))[0] < 0.7
+    assert accuracy_and_macro_f1(neither.gold, neither.log_probs.argmax(axis=1))[0] < 0.7
 
 
 def test_likeness_helps_where_tickets_are_few() -> None:
@@ -220,7 +229,7 @@ def test_likeness_helps_where_tickets_are_few() -> None:
         found = learning.learn(few, hints, TABLE, [(OTHER,)], make_folds(few.gold, seed=0), likeness)
         head = Head(tuple("abc"), (OTHER,), True, found.weight, found.bias, words=found.words)
         log_probs = head.log_probs(rest.features[OTHER], [TABLE[:1]] * 588)
-        return found, figures(rest.gold, log_probs.argmax(axis=1))[0]
+        return found, accuracy_and_macro_f1(rest.gold, log_probs.argmax(axis=1))[0]
 
     (without, accuracy), (with_it, better) = learned(None), learned(5 * centres)
     assert len(without.blend) == 2

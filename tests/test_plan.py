@@ -224,7 +224,14 @@ def test_sample_depends_on_the_seed() -> None:
 
 
 def test_sample_draws_from_every_slice_of_the_length_ranking() -> None:
-    """Ten of a hundred: one of each ten ranks."""
+    """Ten of a hundred: the longest, and one of each eleven ranks below it."""
     lengths = [(7 * index) % 100 for index in range(100)]
     ranks = sorted(lengths[index] for index in stratified_sample(lengths, 10, seed=3))
-    assert [rank // 10 for rank in ranks] == list(range(10))
+    assert [rank // 11 for rank in ranks] == list(range(10))
+    assert ranks[-1] == 99
+
+
+def test_sample_may_hold_any_ticket() -> None:
+    """The long ones too: what is never drawn is never verified."""
+    drawn = {index for seed in range(200) for index in stratified_sample(range(40), 8, seed)}
+    assert drawn == set(range(40))

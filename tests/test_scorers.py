@@ -25,7 +25,7 @@ class Small:
     """A scorer with room for so many tokens; its scores tell the tickets apart."""
 
     def __init__(self, room: int, error: type[Exception] = torch.OutOfMemoryError) -> None:
-        self.values = LABELS
+        self.num_values = LABELS
         self.room = room
         self.error = error
         self.seen: list[Batch] = []

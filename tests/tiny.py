@@ -24,6 +24,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     RobertaConfig,
     RobertaModel,
 )
@@ -101,6 +103,18 @@ def _gemma2(vocab: int) -> PreTrainedModel:
     return Gemma2ForCausalLM(config)
 
 
+def _gemma2_unwindowed(vocab: int) -> PreTrainedModel:
+    kinds = ["full_attention"] * SIZES["num_hidden_layers"]
+    config = Gemma2Config(vocab_size=vocab, pad_token_id=0, layer_types=kinds, attn_logit_softcapping=1.0, **SIZES)
+    config._attn_implementation = "eager"
+    return Gemma2ForCausalLM(config)
+
+
+def _qwen3_moe(vocab: int) -> PreTrainedModel:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 2}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=vocab, **experts, **SIZES))
+
+
 def _gemma3(vocab: int) -> PreTrainedModel:
     return Gemma3ForCausalLM(Gemma3TextConfig(vocab_size=vocab, pad_token_id=0, sliding_window=WINDOW, **SIZES))
 
@@ -112,7 +126,9 @@ LAYOUTS: dict[str, Callable[[int], PreTrainedModel]] = {
     "mistral": _mistral,  # sliding window
     "gemma": _gemma,
     "gemma2": _gemma2,  # soft caps, sliding and full layers in turn
+    "gemma2-unwindowed": _gemma2_unwindowed,  # soft caps alone
     "gemma3": _gemma3,
+    "qwen3-moe": _qwen3_moe,  # experts in every second layer, the last one too
 }
 
 

@@ -13,6 +13,7 @@ Not here: deciding whether the target may be replaced at all (`output.check_outp
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -22,11 +23,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ticket_etl.errors import OutputError
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - only where there is no POSIX locking
-    fcntl = None  # type: ignore[assignment]
 
 NAME_CHARS = 48  # of the target's name kept in the temporary one: at most 192 bytes, file systems allow 255
 _RANDOM_PART = re.compile(r"[0-9a-f]{16}\.tmp")
@@ -50,8 +46,9 @@ def replace_atomically(path: Path, *, check: Callable[[Path], None] | None = Non
         os.fsync(file.fileno())
         if check is not None:
             check(Path(file.name))
-        _close(file)
-        _rename(Path(file.name), target)
+        with _still_locked(file):
+            _close(file)
+            _rename(Path(file.name), target)
     except BaseException as error:
         if file is not None:
             with contextlib.suppress(OSError):
@@ -65,8 +62,6 @@ def replace_atomically(path: Path, *, check: Callable[[Path], None] | None = Non
 
 def remove_stale(target: Path) -> None:
     """Remove temporary files of dead runs beside `target`; those of living ones are locked and stay."""
-    if fcntl is None:
-        return
     prefix = _prefix(target)
     with contextlib.suppress(OSError), os.scandir(target.parent) as entries:
         stale = [e.name for e in entries if e.name.startswith(prefix) and _RANDOM_PART.fullmatch(e.name[len(prefix) :])]
@@ -100,7 +95,7 @@ def _create(target: Path) -> BinaryIO:
         mode = None
 
     def opener(name: str, flags: int) -> int:
-        return os.open(name, flags | getattr(os, "O_CLOEXEC", 0), 0o666 if mode is None else mode & 0o777)
+        return os.open(name, flags, 0o666 if mode is None else mode & 0o777)
 
     while True:
         file = open(_temporary_name(target), "x+b", opener=opener)  # noqa: SIM115 - Path.open takes no opener
@@ -114,8 +109,6 @@ def _create(target: Path) -> BinaryIO:
 
 def _lock(file: BinaryIO) -> bool:
     """Lock the file; False if a cleaner took it in the moment between creation and lock."""
-    if fcntl is None:
-        return True
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -123,6 +116,16 @@ def _lock(file: BinaryIO) -> bool:
     except OSError:  # a file system without locks: the cleaner cannot lock either, so it removes nothing
         return True
     return Path(file.name).exists()
+
+
+@contextlib.contextmanager
+def _still_locked(file: BinaryIO) -> Iterator[None]:
+    """Keep the file's lock when the file is closed: it belongs to all descriptors of one opening (flock(2))."""
+    descriptor = os.dup(file.fileno())
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _close(file: BinaryIO) -> None:

@@ -158,16 +158,21 @@ class GroupedBatch:
         return out[None]
 
 
-def supports_packing(model: "Network") -> None:
-    """Switch the model to packed attention.
+def enable_packing(model: "Network") -> None:
+    """Switch the model to packed attention, which is scaled dot-product attention for batches that are not packed.
 
     Raises:
         NotImplementedError: packing is not available on this device or for this kind of attention.
     """
     if model.device.type not in ("cpu", "cuda"):
         raise NotImplementedError(f"packed attention is not available on {model.device.type}")
-    if model.window.tokens is not None:
+    if model.sliding_window.tokens is not None:
         raise NotImplementedError("packed attention has no sliding window")
+    if model.attention not in (
+        "sdpa",
+        NAME,
+    ):  # soft caps or attention sinks, say: loaded with an attention that has them
+        raise NotImplementedError(f"packed attention cannot stand in for {model.attention} attention")
     model.use_attention(NAME)
 
 

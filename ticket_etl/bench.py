@@ -27,10 +27,10 @@ from ticket_etl.plan import Limits, computed_tokens, padding_fraction
 from ticket_etl.preflight import Request, check_request
 from ticket_etl.prompt import TokenIds
 from ticket_etl.readings import Reading
-from ticket_etl.scorers import Scorer, build_scorer, score_plan
+from ticket_etl.scorers import Scorer, build_scorer, reference_scores, score_plan
 from ticket_etl.scoring import Scoring
 from ticket_etl.strategies import REFERENCE, STRATEGIES, Strategy
-from ticket_etl.verify import compare, reference_scores
+from ticket_etl.verify import compare
 from ticket_etl.workload import read_workload
 
 _WARM_UP_TICKETS = 8
@@ -225,7 +225,7 @@ def _contestants(
         if scoring.model.is_low_precision:
             readings.append((scoring, scoring.reading, _certifier(scoring, tickets, seed)))
     for scoring, reading, certifier in readings:
-        dtype = _name(scoring) if reading is scoring.reading else FLOAT32
+        dtype = scoring.dtype_name if reading is scoring.reading else FLOAT32
         for name in dict.fromkeys(names):
             strategy, scorer = build_scorer(STRATEGIES[name], reading)
             if strategy.name == name:
@@ -252,10 +252,6 @@ def _certifier(scoring: Scoring, tickets: Sequence[TokenIds], seed: int) -> Cert
     profile = DriftProfile.of(drifts.tolist(), today="")
     # Another strategy's drift may be a little larger: the bound allows for that.
     return Certifier(scoring.exact_scores, seed, replace(profile, drift_max=profile.bound), least=1)
-
-
-def _name(scoring: Scoring) -> str:
-    return str(scoring.dtype).removeprefix("torch.")
 
 
 def _row(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ticket_etl.fingerprint import parts_of_text
 from ticket_etl.verdicts import FAILED, VERDICT, Verdicts
 
 log = logging.getLogger("ticket_etl")
@@ -27,8 +28,6 @@ _APPLICATION_ID = 0x7469636B  # "tick": tells our files from other SQLite databa
 _KEYS_PER_QUERY = 500
 _SIZE = VERDICT.itemsize
 _BUSY_SECONDS = 30.0
-_OF_THE_RUN = ("input", "text columns", "device", "strategy", "drift profile", "batch limits")
-"""Parts of a job's fingerprint that do not belong to a text's label; all others do, whatever may be added."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def open_cache(
     if path is None:
         yield None
         return
-    parts = "\n".join(f"{part}={value}" for part, value in sorted(fingerprint.items()) if part not in _OF_THE_RUN)
+    parts = "\n".join(f"{part}={value}" for part, value in sorted(parts_of_text(fingerprint).items()))
     digest = hashlib.blake2b(parts.encode(), digest_size=16).digest()
     try:
         writer = _connect(path)

@@ -17,10 +17,12 @@ Nothing is carried from window to window, so that a resumed run gives the same b
 is most of it is scored in float32 at once.
 
 If none of n verified tickets disagrees, the rate of disagreement left is at most 3/n with 95% confidence (the rule of
-three; Hanley and Lippman-Hand 1983, JAMA 249:1743).
+three; Hanley and Lippman-Hand 1983, JAMA 249:1743). Windows verify different shares: of N tickets in all, N_w in a
+window that verifies n_w, the rate is at most 3 max_w(N_w / n_w) / N, which is 3/n where the shares are equal.
 """
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -54,6 +56,8 @@ class CertificationCount:
     """What certification did in a run; drifts are in log-odds.
 
     exact: tickets of small windows, scored in float32 at once; all others were scored in low precision (`low`).
+    thinnest: tickets for each verified one, in the window where that is most.
+    disagreements: verified tickets that disagreed beyond the bound, so that it grew.
     widened: windows in which the drift profile did not hold.
     """
 
@@ -65,15 +69,15 @@ class CertificationCount:
     rescored: int = 0
     changed: int = 0
     verified: int = 0
+    thinnest: float = 0.0
     disagreements: int = 0
     widened: int = 0
 
     def summary(self) -> dict[str, float | int | None]:
         """The figures of the report; the rate is of what this run scored: 0 if all in float32, None if unknown."""
         p50, p90, p99, largest = np.quantile(self.drifts, [0.5, 0.9, 0.99, 1.0]).tolist() if self.drifts else [None] * 4
-        rate = min(1.0, 3.0 / self.verified) if self.verified else None
-        if self.exact and not self.low:
-            rate = 0.0
+        scored = self.exact + self.low
+        rate = min(1.0, 3.0 * self.thinnest / scored) if scored else None
         return {
             "scored_in_float32_at_once": self.exact,
             "sampled": self.sampled,
@@ -162,8 +166,10 @@ class Certifier:
             bound, verified = SAFETY * _largest(drifts[order[::2]]), sample[order[1::2]]
             bound = max(bound, _LEAST_BOUND, 0.0 if self.before is None else self.before.bound)
         disagree = certified[verified].argmax(axis=1) != log_probs[verified].argmax(axis=1)
-        while (disagree & (margins(log_probs[verified]) >= bound)).any():
-            self.count.disagreements += 1
+        disagree &= np.isfinite(certified[verified]).all(axis=1)
+        flipped = margins(log_probs[verified])[disagree]
+        self.count.disagreements += int((flipped >= bound).sum())
+        while (flipped >= bound).any():
             bound *= 2.0
         rescored = np.flatnonzero((margins(log_probs) < bound) & ~exact)
         score(rescored)
@@ -173,7 +179,11 @@ class Certifier:
         self.count.bound = max(self.count.bound, bound)
         self.count.rescored += len(rescored)
         self.count.changed += int((certified.argmax(axis=1) != log_probs.argmax(axis=1)).sum())
-        self.count.verified += len(verified)
+        # The longest is always in the sample, so it says nothing of the others.
+        longest = max(range(len(tickets)), key=lambda place: (len(tickets[place]), place))
+        at_random = len(verified) - int(longest in verified)
+        self.count.verified += at_random
+        self.count.thinnest = max(self.count.thinnest, len(tickets) / at_random if at_random else math.inf)
         return certified
 
     def _sample_size(self, tickets: int) -> int:
@@ -182,7 +192,8 @@ class Certifier:
         return max(_CONFIRMED_LEAST if self._least is None else self._least, round(CONFIRMED_SHARE * tickets))
 
     def _sample(self, tickets: Sequence[TokenIds], wanted: int) -> npt.NDArray[np.int64]:
-        return np.array(stratified_sample([len(ids) for ids in tickets], wanted, self._seed), dtype=np.int64)
+        lengths = [len(ids) for ids in tickets]
+        return np.array(stratified_sample(lengths, wanted, (self._seed, sum(lengths))), dtype=np.int64)
 
 
 def _full_size(tickets: int) -> int:

@@ -250,7 +250,7 @@ def bench(context: click.Context, **settings: Any) -> int:
     metavar="SHARE",
     help="Learn from which score on this share of the labels is right; below it, classify --head abstains.",
 )
-@partial(scoring_options, reads_head=False)
+@partial(scoring_options, reads_labels=False)
 @click.pass_context
 def fit(context: click.Context, gold: str, head_path: Path, precision: float | None, **settings: Any) -> int:
     """Learn a head from labels that people gave.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ticket_etl.errors import UsageError
+from ticket_etl.paths import is_file
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -85,7 +86,7 @@ def read_settings(path: Path | None) -> tuple[Path, dict[str, Any]]:
         UsageError: the file cannot be read or is not TOML; the message names it.
     """
     source = path or PROJECT_FILE
-    if path is None and not source.is_file():
+    if path is None and not is_file(source):
         return source, {}
     try:
         return source, tomllib.loads(source.read_bytes().decode("utf-8-sig"))

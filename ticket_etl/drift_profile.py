@@ -79,5 +79,9 @@ def load_profile(key: kept.Key) -> DriftProfile | None:
 
 
 def keep_profile(key: kept.Key, profile: DriftProfile) -> None:
-    """Keep a profile, where there is a place to."""
-    kept.keep(_KIND, key, dataclasses.asdict(profile))
+    """Keep a profile, where there is a place to; of another run's, kept meanwhile, the bounds stay where larger."""
+    with kept.one_at_a_time(_KIND):
+        if (other := load_profile(key)) is not None:
+            bound, drift_max = max(profile.bound, other.bound), max(profile.drift_max, other.drift_max)
+            profile = dataclasses.replace(profile, bound=bound, drift_max=drift_max)
+        kept.keep(_KIND, key, dataclasses.asdict(profile))

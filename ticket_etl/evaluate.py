@@ -8,8 +8,8 @@ import dataclasses
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ticket_etl import __version__
 from ticket_etl.atomic import replace_atomically
 from ticket_etl.config import JobConfig, ScoringConfig
-from ticket_etl.errors import UsageError
+from ticket_etl.errors import OutputError, UsageError
 from ticket_etl.labels import load_labels
 from ticket_etl.preflight import check_result_path
 from ticket_etl.process import readable
@@ -45,6 +45,7 @@ def evaluate_input(
     Raises:
         UsageError: scikit-learn is missing, or there is no such column.
         InputError: nothing can be evaluated, or the label columns are not those of `classify`.
+        OutputError: there is no room for the temporary files, or for the outcome.
     """
     if find_spec("sklearn") is None:
         raise UsageError("evaluate needs scikit-learn: pip install 'ticket-etl[fit]'")
@@ -53,7 +54,7 @@ def evaluate_input(
     if json_path is not None:
         check_result_path("--json", json_path, config)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ticket-etl-")))
+        folder = stack.enter_context(_temporary_folder())
         source = _copy_of_standard_input(folder) if config.input == "-" else config.input
         tickets = stack.enter_context(open_gold(source, gold, config.bad_records))
         quarantined, run = tickets.num_quarantined, None
@@ -72,13 +73,39 @@ def evaluate_input(
     return outcome
 
 
+@contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    """A folder for the time of the block.
+
+    Raises:
+        OutputError: there is no place for one.
+    """
+    with ExitStack() as stack:
+        try:
+            name = stack.enter_context(tempfile.TemporaryDirectory(prefix="ticket-etl-"))
+        except OSError as error:
+            raise OutputError(
+                f"no temporary folder ({error.strerror}); set TMPDIR to one that can be written"
+            ) from error
+        yield Path(name)
+
+
 def _copy_of_standard_input(folder: Path) -> str:
-    """Standard input as a file: it may have to be read by `classify` too."""
+    """Standard input as a file: it may have to be read by `classify` too.
+
+    Raises:
+        OutputError: there is no room for it.
+    """
     _, (part,) = find_parts("-")
     copy = folder / f"standard-input.{JSONL}"
-    with part.open() as source, copy.open("wb") as target:
-        shutil.copyfileobj(source, target)
-    part.close()
+    try:
+        with part.open() as source, copy.open("wb") as target:
+            shutil.copyfileobj(source, target)
+    except OSError as error:
+        reason = f"standard input cannot be copied to {folder} ({error.strerror})"
+        raise OutputError(f"{reason}; free some space there, or set TMPDIR to another disk") from error
+    finally:
+        part.close()
     return str(copy)
 
 

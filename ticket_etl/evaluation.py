@@ -15,6 +15,10 @@ MATRIX_LABELS = 12
 FREQUENT_CONFUSIONS = 20
 
 
+_ROW_NAMES = "gold "
+"""Heads the names of a matrix's rows; no label is called so, since none ends in white space."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """How labels compare with gold labels. Shares are fractions between 0 and 1; low and high bound them with 95%.
@@ -87,7 +91,7 @@ class Evaluation:
         names, counts = self.confusion["labels"], self.confusion["counts"]
         if len(names) <= MATRIX_LABELS:
             rows = [
-                {"gold": name} | dict(zip(names, row, strict=True)) for name, row in zip(names, counts, strict=True)
+                {_ROW_NAMES: name} | dict(zip(names, row, strict=True)) for name, row in zip(names, counts, strict=True)
             ]
             return [_table("Confusion: tickets by gold (row) and label (column)", rows)]
         wrong = [

@@ -9,8 +9,8 @@ import transformers
 
 from ticket_etl import __version__
 from ticket_etl.config import ScoringConfig
+from ticket_etl.fingerprint import fingerprint_text
 from ticket_etl.head import FeaturePart
-from ticket_etl.journal import fingerprint_text
 from ticket_etl.labels import LabelSet
 from ticket_etl.models import ModelFolder
 from ticket_etl.network import FloatArray

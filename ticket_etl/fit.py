@@ -37,7 +37,7 @@ from ticket_etl.learning import (
     Folds,
     Indices,
     Learned,
-    figures,
+    accuracy_and_macro_f1,
     learn,
     make_folds,
     measured_in,
@@ -157,9 +157,9 @@ def fit_input(
     learned = learn_head(reader, tickets, hints, folds)
     given = learned.log_probs.argmax(axis=1)
     held_out = {
-        _HEAD: figures(learned.gold, given),
-        _ZERO_SHOT: figures(learned.gold, zero_shot[measured_in(folds)].argmax(axis=1)),
-        _TFIDF: figures(learned.gold, tfidf_labels(labelled.texts, labelled.gold, folds)),
+        _HEAD: accuracy_and_macro_f1(learned.gold, given),
+        _ZERO_SHOT: accuracy_and_macro_f1(learned.gold, zero_shot[measured_in(folds)].argmax(axis=1)),
+        _TFIDF: accuracy_and_macro_f1(learned.gold, tfidf_labels(labelled.texts, labelled.gold, folds)),
     }
     min_score, coverage = None, None
     if precision is not None:

@@ -7,7 +7,6 @@ fingerprint of everything that decides a score; a journal of another fingerprint
 
 import contextlib
 import hashlib
-import json
 import logging
 import os
 import sqlite3
@@ -193,8 +192,3 @@ def _connect(path: Path, out: Path) -> sqlite3.Connection:
             log.warning("starting afresh: the journal %s is damaged or of another version", path)
             path.unlink(missing_ok=True)
     raise AssertionError("unreachable")
-
-
-def fingerprint_text(value: object) -> str:
-    """A fingerprint part as text: equal for equal values, readable in the journal."""
-    return json.dumps(value, sort_keys=True, default=str)

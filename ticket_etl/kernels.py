@@ -132,8 +132,10 @@ class PackedGelu(nn.Module):
 _GATED_MLP = ("gate_proj", "up_proj", "down_proj")
 
 
-def install_kernels(model: nn.Module, head: nn.Module | None, precisions: Iterable[str] = PRECISIONS) -> Switch:
-    """Replace the linear layers and gated MLPs of a float32 CPU model; its output matrix `head` is left alone.
+def install_kernels(
+    model: nn.Module, output: nn.Module | None, num_layers: int, precisions: Iterable[str] = PRECISIONS
+) -> Switch:
+    """Replace the linear layers and gated MLPs of a float32 CPU model; its `output` matrix is left alone.
 
     Each of the `precisions` asked for takes memory for a copy of the weights.
 
@@ -142,20 +144,19 @@ def install_kernels(model: nn.Module, head: nn.Module | None, precisions: Iterab
         operators are missing.
     """
     switch = Switch()
-    layers = list(_linear_layers(model, head))
+    layers = list(_linear_layers(model, output))
     shapes = {(layer.weight.shape, layer.bias is None): layer for _, _, layer in layers}
     switch.available = tuple(name for name in precisions if shapes and _all_pass(shapes.values(), name))
     if switch.available:
         for parent, name, layer in layers:
             setattr(parent, name, PackedLinear(layer, switch, switch.available))
-        last: PackedGatedMlp | None = None
         for parent, name, plain, first in list(_fusible(model)):
             fused = PackedGatedMlp(plain, switch) if _is_gated_mlp(plain) else PackedGelu(plain, switch)
             if all(_is_close(fused, first.plain.in_features, switch, precision) for precision in switch.available):
                 setattr(parent, name, fused)
-                last = fused if isinstance(fused, PackedGatedMlp) else last
-        if last is not None:
-            last.is_last = True
+        for part in _last_layer(model, num_layers).children():
+            if isinstance(part, PackedGatedMlp):
+                part.is_last = True
     return switch
 
 
@@ -187,10 +188,16 @@ def _pack(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return packed
 
 
-def _linear_layers(model: nn.Module, head: nn.Module | None) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+def _last_layer(model: nn.Module, num_layers: int) -> nn.Module:
+    """The last of the model's stack of layers; an empty module where no such stack is to be seen."""
+    stacks = (part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == num_layers)
+    return next((stack[-1] for stack in stacks), nn.Identity())
+
+
+def _linear_layers(model: nn.Module, output: nn.Module | None) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     for parent in model.modules():
         for name, layer in parent.named_children():
-            if isinstance(layer, nn.Linear) and layer is not head:
+            if isinstance(layer, nn.Linear) and layer is not output:
                 yield parent, name, layer
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ticket_etl.errors import UsageError
+from ticket_etl.fingerprint import parts_that_shift
 from ticket_etl.process import readable
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ SHIFT = 0.1
 _CHANCE_PERCENTILE = 99.9
 _CHANCE_DRAWS = 2_000
 _NAMED_LABELS = 3
-_CHANGE_NO_LABEL = ("input", "device", "strategy", "certification", "drift profile", "batch limits")
 _THRESHOLDS = ("min_score", "min_margin")
 
 Counts = npt.NDArray[np.int64]
@@ -94,8 +94,7 @@ def _count(value: object) -> int:
 
 def conditions(fingerprint: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, Any]:
     """What can change the labels of the same tickets: a drift beside such a change says little about the tickets."""
-    parts = {part: value for part, value in fingerprint.items() if part not in _CHANGE_NO_LABEL}
-    return parts | {name.replace("_", " "): settings.get(name) for name in _THRESHOLDS}
+    return parts_that_shift(fingerprint) | {name.replace("_", " "): settings.get(name) for name in _THRESHOLDS}
 
 
 def compare_runs(earlier: EarlierRun, report: "RunReport") -> dict[str, Any]:

@@ -71,8 +71,8 @@ class LanguageModel(Network):
             raise ModelError(
                 f"{type(model).__name__} has no plain output matrix to take label rows from; use another model"
             )
-        self._head = LabelRows(output, torch.as_tensor(labels.rows, device=output.weight.device))
-        model.set_output_embeddings(self._head)
+        self._label_rows = LabelRows(output, torch.as_tensor(labels.rows, device=output.weight.device))
+        model.set_output_embeddings(self._label_rows)
         super().__init__(model, output, precisions)
         # transformers renamed the keyword; both names are within the supported range.
         parameters = inspect.signature(inspect.unwrap(model.forward)).parameters
@@ -82,14 +82,14 @@ class LanguageModel(Network):
     def logits_alone(self, token_ids: Sequence[int]) -> FloatArray:
         """Label-row logits after one plain, unpadded, uncached sequence: float32, shape (rows,)."""
         ids = torch.tensor([list(token_ids)], device=self.device)
-        self._head.reads = torch.tensor([ids.shape[1] - 1], device=self.device)
-        return _to_numpy(self._run(self._head.reads, input_ids=ids, use_cache=False).logits[0, 0])
+        self._label_rows.reads = torch.tensor([ids.shape[1] - 1], device=self.device)
+        return _to_numpy(self._run(self._label_rows.reads, input_ids=ids, use_cache=False).logits[0, 0])
 
     @torch.inference_mode()
     def logits(self, inputs: Inputs, **how: Any) -> FloatArray:
         """Label-row logits of a batch: float32, shape (tickets, branches, rows)."""
-        self._head.reads = self._tensor(inputs.reads.reshape(-1))
-        outputs = self._run(self._head.reads, **self._arguments(inputs), **({"use_cache": False} | how))
+        self._label_rows.reads = self._tensor(inputs.reads.reshape(-1))
+        outputs = self._run(self._label_rows.reads, **self._arguments(inputs), **({"use_cache": False} | how))
         return _to_numpy(outputs.logits[0].reshape(*inputs.reads.shape, -1))
 
     @torch.inference_mode()
@@ -97,7 +97,7 @@ class LanguageModel(Network):
         """Features of one ticket, run plain, unpadded and uncached: float32, shape (features,)."""
         whole = [*prompt.prefix.tolist(), *ticket.tolist(), *prompt.suffix.tolist()]
         own = slice(len(prompt.prefix), len(prompt.prefix) + len(ticket))
-        self._head.reads = torch.tensor([len(whole) - 1], device=self.device)
+        self._label_rows.reads = torch.tensor([len(whole) - 1], device=self.device)
         ids = torch.tensor([whole], device=self.device)
         hidden = self._run(None, input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
         states = [(hidden[part.layer][0].float(), part) for part in parts]
@@ -121,13 +121,13 @@ class LanguageModel(Network):
             "mean": Pool.over(inputs.spans, inputs.token_ids.shape[1], whole=False),
             "last": Pool(inputs.reads[:, 0], np.arange(tickets)),
         }
-        self._head.reads = self._tensor(inputs.reads.reshape(-1))
+        self._label_rows.reads = self._tensor(inputs.reads.reshape(-1))
         pooled = [pools[pooling].positions for pooling in {part.pooling for part in parts}]
         wanted = np.unique(np.concatenate([inputs.reads.reshape(-1), *pooled]))
         deeper = any(part.layer != self.num_layers for part in parts)
         how = {"use_cache": False, "output_hidden_states": deeper} | how
         outputs = self._run(self._tensor(wanted), **self._arguments(inputs), **how)
-        states = dict(enumerate(outputs.hidden_states)) if deeper else {self.num_layers: self._head.states}
+        states = dict(enumerate(outputs.hidden_states)) if deeper else {self.num_layers: self._label_rows.states}
         logits = _to_numpy(outputs.logits[0].reshape(*inputs.reads.shape, -1))
         return features_of(states, parts, pools, tickets), logits
 
@@ -136,8 +136,8 @@ class LanguageModel(Network):
         """See `Network.prefix_cache`."""
         cache = DynamicCache()
         ids = torch.tensor([list(prefix)], device=self.device)
-        self._head.reads = torch.tensor([0], device=self.device)
-        self._run(self._head.reads, input_ids=ids, use_cache=True, **{self._cache_word: cache})
+        self._label_rows.reads = torch.tensor([0], device=self.device)
+        self._run(self._label_rows.reads, input_ids=ids, use_cache=True, **{self._cache_word: cache})
         layers = tuple((layer.keys.clone(), layer.values.clone()) for layer in cache.layers)  # type: ignore[union-attr]
         if any(keys.shape[-2] != len(prefix) for keys, _ in layers):
             raise ValueError("the model's cache does not hold one entry per prefix token")
@@ -176,7 +176,7 @@ class LanguageModel(Network):
                 tail = slice(span.stop - len(nodes), span.stop)
                 sees[span.row, tail, tail] = nodes
         full = np.concatenate([np.ones((*sees.shape[:2], shared), dtype=np.bool_), sees], axis=2)
-        window = self.window
+        window = self.sliding_window
         masks = {"full_attention": self.additive_mask(full)}
         if window.tokens is not None:
             places = np.concatenate([np.tile(np.arange(shared), (rows, 1)), inputs.positions], axis=1)

@@ -41,7 +41,7 @@ from ticket_etl.words import Words
 
 BALANCES = (1.0, 0.5)
 SHRINKAGES = (0.9, 0.7, 0.5, 0.3)
-STRENGTHS = (0.01, 0.001, 0.003, 0.03, 0.1)
+CS = (0.01, 0.001, 0.003, 0.03, 0.1)
 TRUSTS = (10.0, 1.0)
 """What is tried; the first of each stands until its turn comes."""
 
@@ -71,19 +71,19 @@ class Recipe:
     parts: the features, side by side, each part of unit length.
     balance: tickets weigh their label's count to the power of minus this; at 1 labels count alike, at 0 tickets do.
     shrinkage: of the covariance within labels; 1 would be no whitening.
-    strength: scikit-learn's C, the inverse strength of the L2 penalty.
+    c: scikit-learn's C, the inverse strength of the L2 penalty.
     trust: what a text of the label file weighs, in average tickets.
     """
 
     parts: tuple[FeaturePart, ...]
     balance: float = BALANCES[0]
     shrinkage: float = SHRINKAGES[0]
-    strength: float = STRENGTHS[0]
+    c: float = CS[0]
     trust: float = TRUSTS[0]
 
     def __str__(self) -> str:
         parts = " + ".join(map(str, self.parts))
-        settings = {"balance": self.balance, "shrinkage": self.shrinkage, "C": self.strength, "trust": self.trust}
+        settings = {"balance": self.balance, "shrinkage": self.shrinkage, "C": self.c, "trust": self.trust}
         return ", ".join([parts, *(f"{name} {value:g}" for name, value in settings.items())])
 
 
@@ -144,14 +144,14 @@ class Learner:
         """Weights on the features themselves, and biases: float64 of shapes (labels, features) and (labels,)."""
         scale = np.sqrt((1 - recipe.shrinkage) * self._variances + recipe.shrinkage)
         weights = sample_weights(self._count_of, recipe.balance, len(self._rows), recipe.trust)
-        coefficients, intercepts = regress(self._rows / scale, self._gold, weights, recipe.strength)
+        coefficients, intercepts = regress(self._rows / scale, self._gold, weights, recipe.c)
         weight = (coefficients / scale) @ self._axes.T / self._scaler.scale_
         return weight, intercepts - weight @ self._scaler.mean_
 
 
-def regress(rows: Any, gold: Indices, weights: Doubles, strength: float) -> tuple[Doubles, Doubles]:
+def regress(rows: Any, gold: Indices, weights: Doubles, c: float) -> tuple[Doubles, Doubles]:
     """Multinomial logistic regression: coefficients (labels, columns), intercepts (labels,); float64."""
-    model = LogisticRegression(C=strength, max_iter=300, tol=1e-3)
+    model = LogisticRegression(C=c, max_iter=300, tol=1e-3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # weak candidates need not converge to lose
         model.fit(rows, gold, sample_weight=weights)
@@ -234,7 +234,7 @@ class Search:
         """The one with the highest macro-F1 plus half the accuracy, which is less noisy; the first of equals."""
 
         def merit(recipe: Recipe) -> float:
-            accuracy, macro_f1 = figures(self.gold, self.held_out(recipe).argmax(axis=1))
+            accuracy, macro_f1 = accuracy_and_macro_f1(self.gold, self.held_out(recipe).argmax(axis=1))
             return macro_f1 + accuracy / 2
 
         return max(recipes, key=merit)
@@ -335,7 +335,7 @@ def choose(search: Search, part_sets: Sequence[tuple[FeaturePart, ...]]) -> Reci
     axes: dict[str, Sequence[Any]] = {
         "balance": BALANCES,
         "shrinkage": SHRINKAGES,
-        "strength": STRENGTHS,
+        "c": CS,
         "trust": TRUSTS,
     }
     for name, values in axes.items():
@@ -358,7 +358,7 @@ def measured_in(folds: Folds) -> Indices:
     return np.concatenate([measured for _, measured in folds])
 
 
-def figures(gold: Indices, given: Indices) -> tuple[float, float]:
+def accuracy_and_macro_f1(gold: Indices, given: Indices) -> tuple[float, float]:
     """Accuracy, and macro-F1 over the labels that occur in gold."""
     macro = f1_score(gold, given, average="macro", labels=np.unique(gold), zero_division=0)
     return float(accuracy_score(gold, given)), float(macro)

@@ -25,7 +25,7 @@ PrefixCache = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
 
 @dataclass(frozen=True)
-class Window:
+class SlidingWindow:
     """The model's sliding attention window in tokens, and the names of the layer kinds that masks are made for."""
 
     tokens: int | None
@@ -55,7 +55,7 @@ class Network:
         self.dtype: torch.dtype = model.dtype
         self.precision = PLAIN
         packs = self.device.type == "cpu" and self.dtype == torch.float32
-        self._switch = install_kernels(model, output, precisions) if packs else Switch()
+        self._switch = install_kernels(model, output, self.num_layers, precisions) if packs else Switch()
 
     def at(self, precision: str) -> Self:
         """The same model with its matrix products in another precision, or as it is where that is not available."""
@@ -69,11 +69,11 @@ class Network:
         return self.dtype != torch.float32 or self.precision == BFLOAT16
 
     @property
-    def window(self) -> Window:
+    def sliding_window(self) -> SlidingWindow:
         """The sliding window, if the model has one."""
         kinds = tuple(dict.fromkeys(getattr(self.config, "layer_types", None) or ()))
         tokens = getattr(self.config, "sliding_window", None)
-        return Window(tokens if "sliding_attention" in kinds or not kinds else None, kinds)
+        return SlidingWindow(tokens if "sliding_attention" in kinds or not kinds else None, kinds)
 
     def parameters_per_token(self) -> int:
         """Parameters that multiply every token: all but the embeddings and the output matrix."""
@@ -86,8 +86,13 @@ class Network:
         weights = (p for p in self._model.parameters() if p.ndim == 2 and id(p) not in embeddings)
         return Counter((weight.shape[0], weight.shape[1]) for weight in weights)
 
+    @property
+    def attention(self) -> str:
+        """The name of the attention function in transformers' `AttentionInterface`."""
+        return str(self._model.config._attn_implementation)
+
     def use_attention(self, name: str) -> None:
-        """Switch the attention function, by its name in transformers' `AttentionInterface`."""
+        """Switch the attention function, by its name."""
         self._model.set_attn_implementation(name)
 
     def attention_mask(self, inputs: Inputs, layout: Layout) -> dict[str, Any]:

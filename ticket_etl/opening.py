@@ -46,14 +46,15 @@ class OpenModel:
 
     @property
     def bound_to(self) -> dict[str, str]:
-        """What a head is bound to: it means nothing on the features of another model or prompt."""
-        return {"model": self.folder.revision, "prompt": self.encoder.prompt.fingerprint}
+        """See `bound_to`."""
+        return bound_to(self.folder, self.encoder.prompt)
 
     def reading(self, head: Head | None = None) -> Reading:
         """How labels are read: by a head, by likeness to the labels (encoders), or by constrained decoding.
 
         Raises:
-            UsageError: the head belongs to another model, prompt or label list, or there is no prior to calibrate.
+            UsageError: the head belongs to another model, prompt or label list, two labels are the same to an encoder,
+                or there is no prior to calibrate.
         """
         prompt = self.encoder.prompt
         if self.calibrate and (head is not None or isinstance(self.network, EncoderModel)):
@@ -62,6 +63,7 @@ class OpenModel:
             head.check(self.bound_to, self.labels.names)
             return HeadReading(self.network, prompt.without_branches(), head)
         if isinstance(self.network, EncoderModel):
+            check_labels_differ(self.encoder, self.labels)
             return HeadReading(self.network, prompt, self.label_head())
         reading = LabelReading(self.network, prompt)
         content_free = [ticket.ids for ticket in self.encoder.encode(CONTENT_FREE)]
@@ -86,6 +88,27 @@ class OpenModel:
         weight = (np.stack(rows) / SIMILARITY_TEMPERATURE).astype(np.float32)
         bias = np.zeros(len(rows), dtype=np.float32)
         return Head(self.labels.names, parts, True, weight, bias, bound_to=self.bound_to)
+
+
+def bound_to(folder: ModelFolder, prompt: Prompt) -> dict[str, str]:
+    """What a head is bound to: it means nothing on the features of another model or prompt."""
+    return {"model": folder.revision, "prompt": prompt.fingerprint}
+
+
+def check_labels_differ(encoder: TicketEncoder, labels: LabelSet) -> None:
+    """Make sure that an encoder can tell labels apart by their texts.
+
+    Raises:
+        UsageError: two labels are the same tokens: spelt alike but for capitals, say, or in a script it does not know.
+    """
+    seen: dict[tuple[bytes, ...], str] = {}
+    for label in labels.labels:
+        tokens = tuple(ticket.ids.tobytes() for ticket in encoder.encode(label.texts))
+        if (twin := seen.setdefault(tokens, label.name)) != label.name:
+            raise UsageError(
+                f"labels {twin!r} and {label.name!r} are the same tokens to this model;"
+                " rename one of them, or give them descriptions"
+            )
 
 
 def only_float32(model: PreTrainedModel, prompt: Prompt) -> Sequence[str]:  # noqa: ARG001 - see `ChoosePrecisions`

@@ -152,16 +152,21 @@ def common_options(command: F) -> F:
     return command
 
 
+_calibrate_option = option(
+    "--calibrate/--no-calibrate",
+    default=ScoringConfig(input="").calibrate,
+    help="Take out the labels' prior, as it shows on tickets that say nothing (causal models without a head).",
+)
 _head_option = option("--head", type=PATH, metavar="FILE", help="Read labels by this head, made by `ticket-etl fit`.")
 
 
-def scoring_options(command: F, *, several_dtypes: bool = False, reads_head: bool = True) -> F:
+def scoring_options(command: F, *, several_dtypes: bool = False, reads_labels: bool = True) -> F:
     """Options of the commands that prepare or score tickets."""
     defaults = ScoringConfig(input="")
     strategies = click.Choice(["auto", *STRATEGIES])
     for decorate in (
         common_options,
-        option("--seed", type=int, default=defaults.seed, help="Seed of every random choice."),
+        option("--seed", type=click.IntRange(0, 2**32 - 1), default=defaults.seed, help="Seed of every random choice."),
         option(
             "--bad-records",
             type=click.Choice(["stop", "quarantine"]),
@@ -204,11 +209,6 @@ def scoring_options(command: F, *, several_dtypes: bool = False, reads_head: boo
             default=defaults.certify,
             help="Below float32: score close calls again in float32, and check a sample.",
         ),
-        option(
-            "--calibrate/--no-calibrate",
-            default=defaults.calibrate,
-            help="Take out the labels' prior, as it shows on tickets that say nothing (causal models without a head).",
-        ),
         _dtypes_option if several_dtypes else _dtype_option,
         option("--device", type=click.Choice(DEVICES), default=defaults.device, help="Where the model runs."),
         option(
@@ -226,7 +226,7 @@ def scoring_options(command: F, *, several_dtypes: bool = False, reads_head: boo
             " description, else the only string column]",
         ),
         option("--labels", type=PATH, metavar="FILE", help="Label file (TOML).  [default: built-in support labels]"),
-        *([_head_option] if reads_head else []),
+        *([_calibrate_option, _head_option] if reads_labels else []),
     ):
         command = decorate(command)
     return command

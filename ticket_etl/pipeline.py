@@ -1,27 +1,22 @@
 """The nightly job, on one screen: read -> encode -> plan -> score -> restore order -> journal -> write -> report."""
 
 import dataclasses
-import datetime
 import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ticket_etl import __version__, report
-from ticket_etl.atomic import replace_atomically
 from ticket_etl.cache import open_cache
 from ticket_etl.config import JobConfig
-from ticket_etl.errors import OutputError
-from ticket_etl.journal import Journal, fingerprint_text, open_journal
+from ticket_etl.fingerprint import job_fingerprint
+from ticket_etl.journal import Journal, open_journal
 from ticket_etl.label_drift import compare_runs, drift_warnings
-from ticket_etl.machine import peak_memory_bytes, versions
 from ticket_etl.preflight import check_abstention, check_earlier_run, check_paths, check_request
-from ticket_etl.process import readable
 from ticket_etl.report import RunReport
+from ticket_etl.reporting import make_report, utc_now, write_report
 from ticket_etl.tally import Tally
 from ticket_etl.tickets import Tickets, check_output, open_tickets, write_labelled
 from ticket_etl.verdicts import Abstention, output_batch, output_schema
@@ -94,11 +89,8 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
         score_windows(config, tickets, labeller, journal, tally, lambda done: on_progress(done, tickets.num_rows))
         with tally.stage("write"):
             labelled = labelled_batches(journal, tally, scoring, config.output_prefix, abstention)
+            tickets.write_rejects(config.rejects_path)  # before OUT: an OUT of tonight has everything beside it
             write_labelled(tickets, config.output, labelled, output_columns=schema, **options)
-            tickets.write_rejects(config.rejects_path)
-        journal.discard()
-        if certifier is not None:
-            scoring.keep_profile(certifier)
         certification = None if certifier is None else certifier.summary()
         seconds = time.monotonic() - clock
         outcome = make_report(config, tickets, scoring, tally, fingerprint, certification, started, seconds)
@@ -108,25 +100,10 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
             for line in drift_warnings(drift):
                 log.warning("%s", line)
         write_report(config, outcome)
+        journal.discard()  # not before: a run that is killed here has only the files to write again
+        if certifier is not None:
+            scoring.keep_profile(certifier)
     return outcome
-
-
-def write_report(config: JobConfig, outcome: RunReport) -> None:
-    """Write the report, and its page if one is wanted.
-
-    Raises:
-        OutputError: it cannot be written; OUT is the new one already.
-    """
-    try:
-        with replace_atomically(config.report_path) as file:
-            file.write(outcome.to_json().encode())
-        if config.page_path is not None:
-            from ticket_etl.report_html import render_page  # draws with matplotlib, which takes a second to load
-
-            with replace_atomically(config.page_path) as file:
-                file.write(render_page(outcome).encode())
-    except OutputError as error:
-        raise OutputError(f"{config.output} is complete, but not its report: {error}") from error
 
 
 def score_windows(
@@ -168,96 +145,3 @@ def labelled_batches(
         verdicts = abstention.apply(scored)
         tally.count_verdicts(verdicts)
         yield output_batch(verdicts, scoring.labels.names, prefix, abstention.fallback)
-
-
-def job_fingerprint(config: JobConfig, tickets: Tickets, scoring: "Scoring") -> dict[str, str]:
-    """Everything that decides a score, part by part, so that a mismatch can be named."""
-    return {
-        "input": tickets.content_hash,
-        "text columns": fingerprint_text(tickets.text_columns),
-        "labels": fingerprint_text([dataclasses.asdict(scoring.labels)["labels"], scoring.prompt.sequences]),
-        "head": "none" if scoring.head is None else scoring.head.fingerprint,
-        "prompt": scoring.prompt.fingerprint,
-        "calibration": str(config.calibrate),
-        "model": scoring.folder.revision,  # a hash or a commit, wherever the folder lies
-        "dtype": str(scoring.dtype).removeprefix("torch."),
-        "device": str(scoring.model.device),
-        "strategy": scoring.strategy.name,
-        "certification": fingerprint_text([config.certify, config.seed]),
-        "drift profile": fingerprint_text(None if scoring.profile is None else scoring.profile.in_force),
-        "batch limits": fingerprint_text(
-            [scoring.limits.batch_tickets, scoring.limits.batch_tokens, config.window_tickets]
-        ),
-        "max ticket tokens": str(scoring.encoder.max_ticket_tokens),
-        "version": __version__,
-    }
-
-
-def make_report(
-    config: JobConfig,
-    tickets: Tickets,
-    scoring: "Scoring",
-    tally: Tally,
-    fingerprint: dict[str, str],
-    certification: dict[str, Any] | None,
-    started: str,
-    run_seconds: float,
-) -> RunReport:
-    """Gather a finished run's figures."""
-    rows = report.row_counts(tally, tickets.num_quarantined)
-    if rows["read"] != tickets.num_rows + tickets.num_quarantined:
-        raise AssertionError(f"{rows['read']} rows accounted for, {tickets.num_rows + tickets.num_quarantined} read")
-    seconds = {stage: round(spent, 4) for stage, spent in tally.seconds.items()} | {"run": round(run_seconds, 4)}
-    scoring_seconds = tally.seconds.get("score", 0.0) or float("inf")
-    score_histogram, margin_histogram = report.histograms(tally)
-    settings = {key: value for key, value in dataclasses.asdict(config).items() if key not in ("input", "output")}
-    return RunReport(
-        version=__version__,
-        started=started,
-        finished=utc_now(),
-        input=readable(config.input),
-        output=readable(str(config.output)),
-        rows=rows,
-        labels=dict(zip(scoring.labels.names, tally.label_counts.tolist(), strict=True)),
-        seconds=seconds,
-        throughput={
-            "scoring_tickets_per_second": tally.scored / scoring_seconds,
-            "scoring_tokens_per_second": tally.run.real / scoring_seconds,
-            "run_tickets_per_second": rows["read"] / run_seconds,
-        },
-        tokens=report.token_counts(tally, scoring.strategy.name, len(scoring.prompt.prefix)),
-        padding_fraction=report.padding_fractions(tally),
-        batches=report.batch_summary(tally),
-        score_histogram=score_histogram,
-        margin_histogram=margin_histogram,
-        certification=certification,
-        tuning=scoring.tuning.summary(),
-        drift=None,
-        model={
-            "name": readable(scoring.folder.name),
-            "revision": scoring.folder.revision,
-            "source": scoring.folder.source,
-            "licence": scoring.folder.licence,
-        },
-        machine={
-            "device": str(scoring.model.device),
-            "dtype": fingerprint["dtype"],
-            "threads": scoring.threads,
-            "peak_memory_bytes": peak_memory_bytes(),
-            "versions": versions(),
-        },
-        settings={key: _plain(value) for key, value in settings.items()}
-        | {"strategy": scoring.strategy.name, "max_batch_tokens": scoring.limits.batch_tokens},
-        fingerprint=fingerprint,
-    )
-
-
-def utc_now() -> str:
-    """The time now, UTC, to the second."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, str | Path):
-        return readable(str(value))
-    return [_plain(each) for each in value] if isinstance(value, tuple) else value

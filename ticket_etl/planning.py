@@ -9,7 +9,7 @@ from ticket_etl.labels import load_labels
 from ticket_etl.machine import choose_device, matrix_rate, set_threads
 from ticket_etl.models import ModelFolder, default_model, find_model, model_info
 from ticket_etl.models.loading import load_shape, load_tokenizer
-from ticket_etl.opening import ticket_encoder
+from ticket_etl.opening import bound_to, check_labels_differ, ticket_encoder
 from ticket_etl.plan import padding_fraction
 from ticket_etl.preflight import check_request
 from ticket_etl.prompt import build_prompt
@@ -26,11 +26,15 @@ def plan_input(config: ScoringConfig) -> str:
     encoder = ticket_encoder(config, labels, folder, load_tokenizer(folder), info.context_length)
     workload = read_workload(config)
     encoded = workload.encode(encoder)
+    prompt = encoder.prompt
+    if request.head is not None:
+        request.head.check(bound_to(folder, prompt), labels.names)
+        prompt = prompt.without_branches()
     limits = batch_limits(config, choose_device(config.device))
     tally = Tally(labels=len(labels.names))
     for start in range(0, len(encoded), config.window_tickets):
         tickets = [ticket.ids for ticket in encoded[start : start + config.window_tickets]]
-        tally.count_alternatives(tickets, encoder.prompt, limits)
+        tally.count_alternatives(tickets, prompt, limits)
     seconds_per_token = least_seconds_per_token(folder, info.parameters)
     lengths = tally.token_lengths
     truncated = sum(ticket.truncated for ticket in encoded)
@@ -73,6 +77,8 @@ def describe_labels(path: Path, model: str | None) -> str:
     labels = load_labels(path)
     folder = find_model(model or default_model())
     if folder.kind == "encoder":
+        config = ScoringConfig(input="", model=model)
+        check_labels_differ(ticket_encoder(config, labels, folder, load_tokenizer(folder), None), labels)
         texts = pl.DataFrame({"label": labels.names, "compared by": ["; ".join(each.texts) for each in labels.labels]})
         return f"{len(labels.names)} labels, compared with each ticket by their vectors\n{_show(texts)}"
     tokenizer = load_tokenizer(folder)

@@ -16,6 +16,7 @@ from ticket_etl.journal import journal_path
 from ticket_etl.label_drift import EarlierRun, load_earlier_run
 from ticket_etl.labels import LabelSet, load_labels
 from ticket_etl.models import ModelFolder, default_model, find_model
+from ticket_etl.paths import is_file, is_folder
 from ticket_etl.strategies import STRATEGIES
 from ticket_etl.verdicts import Abstention
 
@@ -64,11 +65,15 @@ def check_abstention(config: JobConfig, head: Head | None = None) -> Abstention:
             raise UsageError(f"--fallback-label {fallback!r} is blank or has white space at its ends; give a name")
         if not score and not margin and (head is not None or config.head is None):
             raise UsageError("--fallback-label is for uncertain labels; set --min-score or --min-margin too")
-        try:
-            fallback.encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(f"--fallback-label {fallback!r} is not UTF-8; give a name in UTF-8") from error
+        _check_utf8("--fallback-label", fallback)
     return Abstention(score, margin, fallback)
+
+
+def _check_utf8(option: str, value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{option} {value!r} is not UTF-8; give a name in UTF-8") from error
 
 
 def check_earlier_run(config: JobConfig) -> EarlierRun | None:
@@ -80,7 +85,7 @@ def check_earlier_run(config: JobConfig) -> EarlierRun | None:
         UsageError: there is no such file, or it is not a report.
     """
     earlier = config.compare_report
-    if earlier is not None and not earlier.exists() and _identity(earlier) == _identity(config.report_path):
+    if earlier is not None and not is_file(earlier) and _identity(earlier) == _identity(config.report_path):
         log.info("nothing to compare with yet: %s is this run's own report, and its first", earlier)
         return None
     return None if earlier is None else load_earlier_run(earlier)
@@ -95,6 +100,7 @@ def check_paths(config: JobConfig) -> None:
     """
     if not config.output.name or config.output.name == "..":
         raise UsageError(f"OUT {str(config.output)!r} is not a file name; name a .parquet or .jsonl file")
+    _check_utf8("--output-prefix", config.output_prefix)
     written = {
         "OUT": config.output,
         "its journal": journal_path(config.output),
@@ -116,7 +122,7 @@ def check_paths(config: JobConfig) -> None:
     if config.cache is not None:
         if (twin := seen.get(_identity(config.cache))) is not None:
             raise UsageError(f"--cache and {twin} are the same file, {config.cache}; choose another")
-        if not config.cache.absolute().parent.is_dir():  # a cache that cannot be written is no reason to refuse
+        if not is_folder(config.cache.absolute().parent):  # a cache that cannot be written is no reason to refuse
             raise UsageError(f"the folder of --cache {config.cache} does not exist; create it")
 
 
@@ -146,7 +152,7 @@ def _read_files(config: ScoringConfig) -> dict[object, str]:
 def _check_no_part(role: str, path: Path, config: ScoringConfig) -> None:
     """A result must not replace, or become, a part of a folder that is read; names with `_` or `.` are none."""
     folder = Path(config.input)
-    inside = config.input != "-" and folder.is_dir() and _identity(path.absolute().parent) == _identity(folder)
+    inside = config.input != "-" and is_folder(folder) and _identity(path.absolute().parent) == _identity(folder)
     if inside and not path.name.startswith(("_", ".")):
         raise UsageError(f"{role} {path} would be a part of IN, the folder {config.input}; choose another folder")
 

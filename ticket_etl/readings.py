@@ -34,7 +34,7 @@ class Reading(Protocol):
         ...
 
     @property
-    def values(self) -> int:
+    def num_values(self) -> int:
         """Numbers read for each ticket."""
         ...
 
@@ -64,7 +64,7 @@ class LabelReading:
     prior: FloatArray | None = None
 
     @property
-    def values(self) -> int:
+    def num_values(self) -> int:
         """See `Reading`."""
         return len(self.prompt.sequences)
 
@@ -109,7 +109,7 @@ class HeadReading:
     head: Head
 
     @property
-    def values(self) -> int:
+    def num_values(self) -> int:
         """See `Reading`."""
         return len(self.head.labels)
 
@@ -135,7 +135,7 @@ class FeatureReading:
     parts: Sequence[FeaturePart]
 
     @property
-    def values(self) -> int:
+    def num_values(self) -> int:
         """See `Reading`."""
         zero_shot = len(self.prompt.sequences) if isinstance(self.model, LanguageModel) else 0
         return len(self.parts) * self.model.hidden_size + zero_shot

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def stratified_sample(lengths: Sequence[int], count: int, seed: int) -> list[int]:
-    """Indices of `count` tickets, one drawn from each of as many equal slices of the length ranking; ascending.
+def stratified_sample(lengths: Sequence[int], count: int, seed: int | Sequence[int]) -> list[int]:
+    """Indices of `count` tickets, ascending: the longest, and one drawn from each of equal slices of the others.
 
-    The longest ticket is always among them: it is the one that a wrong batch breaks first.
+    Slices are of the ranking by length. The longest ticket is the one that a wrong batch breaks first.
 
     >>> stratified_sample([5, 1, 9, 3], 2, seed=0)[-1]
     2
@@ -17,5 +17,5 @@ def stratified_sample(lengths: Sequence[int], count: int, seed: int) -> list[int
     if count >= len(order):
         return list(range(len(order)))
     random = np.random.default_rng(seed)
-    drawn = [int(random.choice(part)) for part in np.array_split(order, count)[:-1]] if count > 1 else []
+    drawn = [int(random.choice(part)) for part in np.array_split(order[:-1], count - 1)] if count > 1 else []
     return sorted([*drawn, int(order[-1])])

@@ -12,13 +12,13 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ticket_etl.attention import packing_for, supports_packing
+from ticket_etl.attention import enable_packing, packing_for
 from ticket_etl.collate import Layout
 from ticket_etl.network import FloatArray, PrefixCache
 from ticket_etl.plan import Batch, Lengths, Limits, restore_order
 from ticket_etl.prompt import TokenIds
 from ticket_etl.readings import Reading
-from ticket_etl.strategies import REFERENCE, STRATEGIES, Strategy
+from ticket_etl.strategies import REFERENCE, Strategy
 
 log = logging.getLogger("ticket_etl")
 
@@ -33,11 +33,11 @@ CHECK_TOLERANCE = 1e-4
 class Scorer(Protocol):
     """Scores the tickets of a batch.
 
-    values: numbers a ticket; as a rule the log-probabilities of the labels.
+    num_values: per ticket; as a rule the log-probabilities of the labels.
     """
 
     layout: Layout
-    values: int
+    num_values: int
 
     def score(self, batch: Batch, tickets: Sequence[TokenIds]) -> FloatArray:
         """What is read of each ticket: float32, shape (tickets, values), in the order of `batch.tickets`."""
@@ -49,7 +49,7 @@ class Reference:
 
     def __init__(self, reading: Reading) -> None:
         self.layout = Layout.of(REFERENCE, reading.prompt)
-        self.values = reading.values
+        self.num_values = reading.num_values
         self._reading = reading
 
     def score(self, batch: Batch, tickets: Sequence[TokenIds]) -> FloatArray:
@@ -62,7 +62,7 @@ class Padded:
 
     def __init__(self, reading: Reading, layout: Layout) -> None:
         self.layout = layout
-        self.values = reading.values
+        self.num_values = reading.num_values
         self._reading = reading
         self._prefix = _shared_prefix(reading, layout)
 
@@ -80,7 +80,7 @@ class Packed:
 
     def __init__(self, reading: Reading, layout: Layout) -> None:
         self.layout = layout
-        self.values = reading.values
+        self.num_values = reading.num_values
         self._reading = reading
         self._packing = packing_for(reading.model, _shared_prefix(reading, layout), layout.prompt.labels)
 
@@ -97,9 +97,8 @@ def build_scorer(strategy: Strategy, reading: Reading) -> tuple[Strategy, Scorer
     be shared), and everything to `per-item`. An encoder, whose tokens see both ways, has no prefix to share at all.
     """
     if strategy.shares_prefix and not reading.model.causal:
-        simpler = STRATEGIES[strategy.name.removesuffix("+prefix")]
-        log.warning("strategy %s needs a causal model; using %s", strategy.name, simpler.name)
-        strategy = simpler
+        log.warning("strategy %s needs a causal model; using %s", strategy.name, strategy.unshared.name)
+        strategy = strategy.unshared
     while strategy is not REFERENCE:
         try:
             scorer = _make_scorer(strategy, reading)
@@ -118,37 +117,54 @@ def build_scorer(strategy: Strategy, reading: Reading) -> tuple[Strategy, Scorer
             problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         if problem is None:
             return strategy, scorer
-        simpler = _simpler(strategy)
-        log.warning("strategy %s does not fit this model (%s); using %s", strategy.name, problem, simpler.name)
-        strategy = simpler
+        strategy = _give_way(strategy, problem)
     return REFERENCE, Reference(reading)
 
 
 def check_scorer(
-    strategy: Strategy, scorer: Scorer, reading: Reading, limits: Limits, tickets: Sequence[TokenIds]
+    strategy: Strategy,
+    scorer: Scorer,
+    reading: Reading,
+    reference: Reference,
+    limits: Limits,
+    tickets: Sequence[TokenIds],
 ) -> tuple[Strategy, Scorer]:
-    """Hold a float32 scorer against `per-item` on real tickets; it gives way like in `build_scorer`.
+    """Hold a float32 scorer against the reference on real tickets; it gives way like in `build_scorer`.
 
     Args:
+        reading: what the scorer reads, and what takes its place is built from.
+        reference: runs on the model's own layers; if `per-item` in `reading` is off too, it does the work itself.
         tickets: a few, since each goes through the model alone too.
     """
-    expected = np.concatenate([Reference(reading).score(Batch(((n,),), 0), tickets) for n in range(len(tickets))])
-    while strategy is not REFERENCE:
+    expected = reference_scores(reference, tickets)
+    while True:
         scores = score_plan(scorer, strategy, limits, tickets)
         if np.allclose(scores, expected, rtol=CHECK_TOLERANCE, atol=CHECK_TOLERANCE):
-            break
+            return strategy, scorer
         problem = f"log-probabilities of real tickets are off by {np.abs(scores - expected).max():.2g}"
-        simpler = _simpler(strategy)
-        log.warning("strategy %s does not fit this model (%s); using %s", strategy.name, problem, simpler.name)
-        strategy, scorer = build_scorer(simpler, reading)
-    return strategy, scorer
+        if strategy is REFERENCE:
+            log.warning("packed weights do not fit this model (%s); using its own layers, each ticket alone", problem)
+            return REFERENCE, reference
+        strategy, scorer = build_scorer(_give_way(strategy, problem), reading)
+
+
+def reference_scores(
+    reference: Reference, tickets: Sequence[TokenIds], on_progress: Callable[[int, int], None] | None = None
+) -> FloatArray:
+    """Log-probabilities of the reference path: float32, shape (tickets, labels)."""
+    scores = []
+    for batch in REFERENCE.planner(reference.layout.lengths(tickets), Limits()):
+        scores.append(reference.score(batch, tickets))
+        if on_progress is not None:
+            on_progress(len(scores), len(tickets))
+    return np.concatenate(scores)
 
 
 def _make_scorer(strategy: Strategy, reading: Reading) -> Scorer:
     layout = Layout.of(strategy, reading.prompt)
     if not strategy.packs:
         return Padded(reading, layout)
-    supports_packing(reading.model)
+    enable_packing(reading.model)
     return Packed(reading, layout)
 
 
@@ -156,11 +172,9 @@ def _shared_prefix(reading: Reading, layout: Layout) -> PrefixCache | None:
     return reading.model.prefix_cache(reading.prompt.prefix.tolist()) if layout.shares_prefix else None
 
 
-def _simpler(strategy: Strategy) -> Strategy:
-    base, _, shared = strategy.name.partition("+")
-    if base == "packed":
-        return STRATEGIES["token-budget+prefix" if shared else "token-budget"]
-    return STRATEGIES[base] if shared else REFERENCE
+def _give_way(strategy: Strategy, problem: str) -> Strategy:
+    log.warning("strategy %s does not fit this model (%s); using %s", strategy.name, problem, strategy.simpler.name)
+    return strategy.simpler
 
 
 def _try_out(scorer: Scorer, strategy: Strategy, reading: Reading) -> str | None:
@@ -205,7 +219,7 @@ class MemoryGuard:
             if scores is not None:
                 return scores
         if len(batch.tickets) == 1:
-            return np.full((1, self._scorer.values), np.nan, dtype=np.float32)
+            return np.full((1, self._scorer.num_values), np.nan, dtype=np.float32)
         return np.concatenate([self.score(half, tickets, lengths) for half in batch.halves(lengths)])
 
     def _attempt(self, batch: Batch, tickets: Sequence[TokenIds]) -> FloatArray | None:

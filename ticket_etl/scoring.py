@@ -1,9 +1,9 @@
 """What every scoring command needs: labels, model, encoder and scorer, made from a configuration."""
 
+import dataclasses
 import datetime
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
@@ -14,8 +14,8 @@ from ticket_etl.certify import Certifier
 from ticket_etl.config import AUTO_BATCH_TOKENS, AUTO_BATCH_TOKENS_ELSEWHERE, ScoringConfig
 from ticket_etl.drift_profile import DriftProfile, keep_profile, load_profile
 from ticket_etl.errors import UsageError
+from ticket_etl.fingerprint import fingerprint_text
 from ticket_etl.head import Head
-from ticket_etl.journal import fingerprint_text
 from ticket_etl.kept import Key
 from ticket_etl.kernels import BFLOAT16, FLOAT32
 from ticket_etl.labeller import Labeller, is_blank
@@ -99,6 +99,11 @@ class Scoring:
         return self.reading.model
 
     @property
+    def dtype_name(self) -> str:
+        """The precision that was chosen, as the user names it."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def prompt(self) -> Prompt:
         """What stands around each ticket."""
         return self.reading.prompt
@@ -132,8 +137,10 @@ class Scoring:
         tickets = [by_length[place] for place in places]
         if not tickets:
             return
-        checked = check_scorer(self._exact_strategy, self._exact_scorer, self.exact, self.limits, tickets)
-        if checked[0] is not self._exact_strategy:
+        checked = check_scorer(
+            self._exact_strategy, self._exact_scorer, self.exact, self.reference, self.limits, tickets
+        )
+        if checked != (self._exact_strategy, self._exact_scorer):
             self._exact_strategy, self._exact_scorer = checked
             self.strategy, self.scorer = checked
             if self.model.is_low_precision:
@@ -154,7 +161,7 @@ class Scoring:
         """Choose what is `auto`, and say in which precisions weights are to be packed."""
         device, config = model.device.type, self._config
         if self._features and config.dtype == "auto":
-            config = replace(config, dtype=FLOAT32)  # there is nothing to certify in features
+            config = dataclasses.replace(config, dtype=FLOAT32)  # there is nothing to certify in features
         dtype = _DTYPES[BFLOAT16 if config.dtype == "auto" else config.dtype]
         if config.certify and not self._features and dtype != torch.float32:
             self._profile = load_profile(self._profile_key(prompt, str(dtype)))
@@ -178,7 +185,7 @@ class Scoring:
             "device": device,
             "processor": machine,
             "prompt": prompt.fingerprint,
-            "labels": fingerprint_text([self.labels.names, prompt.sequences]),
+            "labels": fingerprint_text([dataclasses.asdict(self.labels)["labels"], prompt.sequences]),
             "head": None if self.head is None else self.head.fingerprint,
             "calibrated": self._config.calibrate,
             "version": __version__,

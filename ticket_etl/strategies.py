@@ -13,38 +13,58 @@ from ticket_etl import plan
 class Strategy:
     """A way of batching.
 
+    batching: its name without the prefix.
     planner: makes batches from token lengths.
     shares_prefix: the key-value cache of the prefix is computed once and shared by all tickets; otherwise each ticket
         carries the full prompt.
     """
 
-    name: str
-    summary: str
+    batching: str
     planner: plan.Planner
     shares_prefix: bool
+
+    @property
+    def name(self) -> str:
+        """What the user calls it."""
+        return f"{self.batching}+prefix" if self.shares_prefix else self.batching
 
     @property
     def packs(self) -> bool:
         """Whether tickets share rows."""
         return self.planner is plan.packed
 
+    @property
+    def unshared(self) -> "Strategy":
+        """The same batching with the full prompt in each ticket."""
+        return STRATEGIES[self.batching]
 
-_BATCHING: tuple[tuple[str, str, plan.Planner], ...] = (
-    ("per-item", "each ticket alone, unpadded", plan.one_by_one),
-    ("naive", "fixed batches, padded to the longest ticket of all", plan.padded_to_longest),
-    ("arrival", "fixed batches in arrival order, padded to the batch's longest", plan.in_order),
-    ("bucketed", "fixed batches sorted by length", plan.by_length),
-    ("token-budget", "sorted by length, batches bounded by tokens", plan.by_token_budget),
-    ("packed", "sorted by length, laid end to end without padding", plan.packed),
-)
+    @property
+    def padded(self) -> "Strategy":
+        """Itself, or what bounds batches in the same way and needs no packing."""
+        return STRATEGIES[self.name.replace(_PACKED, _BY_TOKENS)] if self.packs else self
+
+    @property
+    def simpler(self) -> "Strategy":
+        """What takes its place on a model that it does not fit: without packing, then without sharing, then alone."""
+        if self.packs:
+            return self.padded
+        return self.unshared if self.shares_prefix else REFERENCE
+
+
+_BY_TOKENS, _PACKED = "token-budget", "packed"
+_PLANNERS: dict[str, plan.Planner] = {
+    "per-item": plan.one_by_one,
+    "naive": plan.padded_to_longest,
+    "arrival": plan.in_order,
+    "bucketed": plan.by_length,
+    _BY_TOKENS: plan.by_token_budget,
+    _PACKED: plan.packed,
+}
 
 STRATEGIES: dict[str, Strategy] = {
-    name: Strategy(name, summary, planner, shares_prefix)
-    for base, text, planner in _BATCHING
-    for name, summary, shares_prefix in (
-        (base, f"{text}, full prompt", False),
-        (f"{base}+prefix", f"{text}, prefix computed once", True),
-    )
+    strategy.name: strategy
+    for batching, planner in _PLANNERS.items()
+    for strategy in (Strategy(batching, planner, False), Strategy(batching, planner, True))
 }
 
 REFERENCE = STRATEGIES["per-item"]

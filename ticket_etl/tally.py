@@ -99,10 +99,6 @@ def quantile(lengths: Counter[int], share: float) -> int:
     >>> quantile(Counter({3: 1, 5: 2, 90: 1}), 0.5)
     5
     """
-    needed = share * lengths.total()
-    seen = 0
-    for length in sorted(lengths):
-        seen += lengths[length]
-        if seen >= needed:
-            return length
-    return 0
+    if not lengths:
+        return 0
+    return int(np.quantile(list(lengths), share, weights=list(lengths.values()), method="inverted_cdf"))

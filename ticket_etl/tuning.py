@@ -269,7 +269,7 @@ def contestants(config: ScoringConfig, fixed: Tuning) -> list[tuple[str, str, in
     budgets = BATCH_TOKENS if config.max_batch_tokens is None else (fixed.batch_tokens,)
     found = [(dtype, fixed.strategy, tokens) for tokens in budgets for dtype in dtypes]
     if config.strategy == "auto":
-        found.append((dtypes[0], fixed.strategy.replace("packed", "token-budget"), budgets[0]))
+        found.append((dtypes[0], STRATEGIES[fixed.strategy].padded.name, budgets[0]))
     return found
 
 

@@ -9,12 +9,9 @@ from ticket_etl.certify import margins
 from ticket_etl.config import ScoringConfig
 from ticket_etl.errors import EXIT_DISAGREEMENT
 from ticket_etl.network import FloatArray
-from ticket_etl.plan import Limits
 from ticket_etl.preflight import check_request
-from ticket_etl.prompt import TokenIds
-from ticket_etl.scorers import Reference, score_plan
+from ticket_etl.scorers import reference_scores, score_plan
 from ticket_etl.scoring import Scoring
-from ticket_etl.strategies import REFERENCE
 from ticket_etl.workload import read_workload
 
 TIE_MARGIN = 1e-3
@@ -46,11 +43,15 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Verification:
-    """The outcome of `ticket-etl verify`."""
+    """The outcome of `ticket-etl verify`.
+
+    in_low_precision: tickets whose scores certification left as they were; None where precision is not low.
+    """
 
     strategy: str
     dtype: str
     tickets: int
+    in_low_precision: int | None
     of_tickets: int
     ties: int
     max_drift: float
@@ -68,6 +69,12 @@ class Verification:
             f" ({self.strategy}, {self.dtype}; {self.of_tickets:,} distinct in the input)",
             f"largest difference of a log-probability {self.max_drift:.2g}; {self.ties} ties within {TIE_MARGIN:g}",
         ]
+        if self.in_low_precision is not None:
+            again = self.tickets - self.in_low_precision
+            lines.append(
+                f"{self.in_low_precision:,} of them with their {self.dtype} scores, {again:,} scored in float32 by"
+                " certification, which samples at least 64 of a window; a larger --sample has more of the former"
+            )
         lines += [
             f"row {each.row}: {each.label!r}, reference {each.reference_label!r} by {each.reference_margin:.4f}"
             for each in self.disagreements
@@ -90,22 +97,26 @@ def verify_input(config: ScoringConfig, sample: int | None, on_progress: Callabl
     chosen = workload.sample(encoded, sample, config.seed)
     tickets = [encoded[index].ids for index in chosen]
     scores = score_plan(scoring.scorer, scoring.strategy, scoring.limits, tickets)
-    if (certifier := scoring.certifier()) is not None:
+    certifier = scoring.certifier()
+    untouched = len(tickets) if scoring.model.is_low_precision else None
+    if certifier is not None:
         scores = certifier.certify(scores, tickets)
+        untouched = certifier.count.low - certifier.count.sampled - certifier.count.rescored
     expected = reference_scores(scoring.reference, tickets, on_progress)
     outcome = compare(scores, expected)
     return Verification(
         strategy=scoring.strategy.name,
-        dtype=str(scoring.dtype).removeprefix("torch."),
+        dtype=scoring.dtype_name,
         tickets=len(tickets),
+        in_low_precision=untouched,
         of_tickets=len(encoded),
         ties=outcome.ties,
         max_drift=outcome.max_drift,
         disagreements=tuple(
             Disagreement(
                 workload.rows[chosen[ticket]],
-                labels.names[int(scores[ticket].argmax())],
-                labels.names[int(expected[ticket].argmax())],
+                _label(scores[ticket], labels.names),
+                _label(expected[ticket], labels.names),
                 float(margins(expected)[ticket]),
             )
             for ticket in np.flatnonzero(~outcome.agrees).tolist()
@@ -113,20 +124,14 @@ def verify_input(config: ScoringConfig, sample: int | None, on_progress: Callabl
     )
 
 
-def reference_scores(
-    reference: Reference, tickets: Sequence[TokenIds], on_progress: Callable[[int, int], None] | None = None
-) -> FloatArray:
-    """Log-probabilities of the reference path: float32, shape (tickets, labels)."""
-    scores = []
-    for batch in REFERENCE.planner(reference.layout.lengths(tickets), Limits()):
-        scores.append(reference.score(batch, tickets))
-        if on_progress is not None:
-            on_progress(len(scores), len(tickets))
-    return np.concatenate(scores)
-
-
 def compare(scores: FloatArray, expected: FloatArray) -> Agreement:
-    """Hold log-probabilities of shape (tickets, labels) against the reference's."""
-    tied = margins(expected) <= TIE_MARGIN
-    same = scores.argmax(axis=1) == expected.argmax(axis=1)
-    return Agreement(same | tied, int(tied.sum()), float(np.abs(scores - expected).max()))
+    """Hold log-probabilities of shape (tickets, labels) against the reference's; a NaN agrees with nothing."""
+    finite = np.isfinite(scores).all(axis=1) & np.isfinite(expected).all(axis=1)
+    tied = finite & (margins(expected) <= TIE_MARGIN)
+    same = finite & (scores.argmax(axis=1) == expected.argmax(axis=1))
+    drifts = np.abs(scores - expected)[finite]
+    return Agreement(same | tied, int(tied.sum()), float(drifts.max(initial=0.0)))
+
+
+def _label(log_probs: FloatArray, names: Sequence[str]) -> str:
+    return names[int(log_probs.argmax())] if np.isfinite(log_probs).all() else "(no score)"

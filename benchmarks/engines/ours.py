@@ -37,7 +37,7 @@ class Ours(Engine):
         options = task.options | {"labels": Path(task.options["labels"])}
         config = ScoringConfig(input="", dtype=dtype, **options)
         self._scoring = Scoring(config, load_labels(config.labels), find_model(config.model))
-        prompt, used = self._scoring.prompt, str(self._scoring.dtype).removeprefix("torch.")
+        prompt, used = self._scoring.prompt, self._scoring.dtype_name
         if [prompt.prefix.tolist(), prompt.suffix.tolist()] != [task.prefix, task.suffix]:
             raise RuntimeError("the prompt is not the one that the other engines get")
         self._profile = self._drift_profile(_arrays(task.tickets)) if self._scoring.certifier() else None

@@ -69,7 +69,6 @@ def close_fails(nth: int) -> Any:
 
 
 FAULTS: dict[str, Callable[[int], Any]] = {
-    "none": lambda nth: mock.patch.dict({}, {}),
     "fsync-eio": lambda nth: mock.patch("os.fsync", failing(_FSYNC, nth, errno.EIO)),
     "fsync-enospc": lambda nth: mock.patch("os.fsync", failing(_FSYNC, nth, errno.ENOSPC)),
     "fsync-loses": lambda nth: mock.patch("os.fsync", losing(nth)),

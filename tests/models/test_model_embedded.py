@@ -1,5 +1,6 @@
 """The embedded model: converted once, checked each time, whole whoever dies or races meanwhile."""
 
+import errno
 import hashlib
 import logging
 import os
@@ -171,8 +172,12 @@ def test_killed_conversion_leaves_nothing_wrong(stub, tmp_path):
     assert_nothing_left_over(found.path)
 
 
+def no_locks(*_: object) -> None:
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
 def test_without_locks_the_later_one_uses_the_earlier_ones_folder(stub, tmp_path, monkeypatch):
-    monkeypatch.setattr(publish, "fcntl", None)
+    monkeypatch.setattr(publish.fcntl, "flock", no_locks)
     quick = smollm2.convert
 
     def overtaken(source: Path, folder: Path) -> None:
@@ -189,7 +194,7 @@ def test_without_locks_the_later_one_uses_the_earlier_ones_folder(stub, tmp_path
 
 
 def test_without_locks_only_old_leftovers_are_removed(stub, tmp_path, monkeypatch):
-    monkeypatch.setattr(publish, "fcntl", None)
+    monkeypatch.setattr(publish.fcntl, "flock", no_locks)
     models = tmp_path / "cache" / "models"
     young, old = (models / f".{smollm2._FOLDER}.{age}.tmp" for age in ("young", "old"))
     for folder in (young, old):

@@ -296,6 +296,19 @@ def test_commands_show_what_kind_a_model_is(tiny_encoder, tiny_model, capsys):
     assert "pooling" not in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("_log_untouched", "packaged")
+@pytest.mark.parametrize("names", [("Bug", "bug"), ("\u9000\u6b3e", "\u53d1\u8d27")])
+def test_labels_that_are_the_same_to_an_encoder_are_refused_by_name(names, tmp_path, capsys):
+    """Spelt alike but for capitals, or in a script whose letters it does not know; a description tells them apart."""
+    labels = tmp_path / "labels.toml"
+    text = "".join(f'[[label]]\nname = "{name}"\n' for name in names)
+    labels.write_text(text, encoding="utf-8")
+    assert run_command(["labels", str(labels), "--model", "minilm"]) == 2
+    assert f"labels {names[0]!r} and {names[1]!r} are the same tokens to this model" in capsys.readouterr().err
+    labels.write_text(text + 'description = "an error"\n', encoding="utf-8")
+    assert run_command(["labels", str(labels), "--model", "minilm"]) == 0
+
+
 @pytest.mark.usefixtures("_log_untouched")
 def test_embedded_encoder_can_be_made_the_default(packaged, capsys):
     assert run_command(["model", "pull", "minilm", "--make-default"]) == 0

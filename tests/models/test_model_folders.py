@@ -8,6 +8,7 @@ import pytest
 from ticket_etl.errors import ModelError
 from ticket_etl.models import find_model, model_info
 from ticket_etl.models.kinds import kind_of
+from ticket_etl.models.loading import load_shape
 
 
 def change_config(folder: Path, **changes: object) -> None:
@@ -71,6 +72,13 @@ def test_info_tells_what_the_files_say(tiny_model):
 )
 def test_kind_is_told_from_the_configuration(config, kind):
     assert kind_of(config) == kind
+
+
+@pytest.mark.parametrize("changes", [{"model_type": "unheard-of"}, {"model_type": "bloom", "hidden_size": None}])
+def test_sizes_that_cannot_be_read_are_a_model_error(tiny_model, changes):
+    change_config(tiny_model, architectures=["NewForCausalLM"], **changes)
+    with pytest.raises(ModelError):
+        load_shape(find_model(str(tiny_model)))
 
 
 def test_other_kinds_are_refused_by_name(tiny_model):

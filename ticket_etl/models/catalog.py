@@ -24,10 +24,8 @@ class ModelListing:
     name: str
     kind: str
     source: str
-    parameters: int
     size_bytes: int
     licence: str | None
-    revision: str | None
     quality: str
     """What is known of its accuracy, in words; empty if nothing."""
     installed: bool
@@ -128,15 +126,12 @@ def model_info(name: str | None) -> ModelInfo:
 def _list_known(model: KnownModel, default: str) -> ModelListing:
     embedded = EMBEDDED_MODELS.get(model.name)
     path = embedded.installed_path() if embedded else installed.installed_path(model.name)
-    revision = path.name if path and model.source == "hub" else model.revision
     return ModelListing(
         model.name,
         model.kind,
         model.source,
-        model.parameters,
         model.size_bytes,
         model.licence,
-        revision,
         model.quality,
         installed=path is not None,
         default=model.name == default,
@@ -147,18 +142,11 @@ def _list_installed(name: str, default: str) -> ModelListing:
     path = installed.installed_path(name)
     assert path is not None
     try:
-        kind, weights = kind_of(read_json(path / "config.json")), summarize_weights(path)
-        parameters, size_bytes, licence, whole = (
-            weights.parameters,
-            weights.size_bytes,
-            read_manifest(path).licence,
-            True,
-        )
+        kind, size_bytes = kind_of(read_json(path / "config.json")), summarize_weights(path).size_bytes
+        licence, whole = read_manifest(path).licence, True
     except (ModelError, DamagedError):
-        kind, parameters, size_bytes, licence, whole = "?", 0, 0, None, False
-    return ModelListing(
-        name, kind, "hub", parameters, size_bytes, licence, path.name, "", installed=whole, default=name == default
-    )
+        kind, size_bytes, licence, whole = "?", 0, None, False
+    return ModelListing(name, kind, "hub", size_bytes, licence, "", installed=whole, default=name == default)
 
 
 def _has_chat_template(path: Path) -> bool:

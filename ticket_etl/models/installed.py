@@ -15,6 +15,7 @@ from ticket_etl.errors import ModelError
 from ticket_etl.models import places
 from ticket_etl.models.folder import DamagedError, ModelFolder, read_json, verify
 from ticket_etl.models.kinds import usable_kind
+from ticket_etl.paths import is_folder
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _CURRENT = "current.json"
@@ -56,7 +57,7 @@ def installed_path(name: str, revision: str | None = None) -> Path | None:
         folder = model_folder(cache, name)
         wanted = revision or _current_revision(folder)
         if wanted and re.fullmatch(r"[0-9a-f]{7,40}", wanted):
-            found = [path for path in folder.glob(f"{wanted}*") if places.is_folder(path)]
+            found = [path for path in _glob(folder, f"{wanted}*") if is_folder(path)]
             if len(found) == 1:
                 return found[0]
     return None
@@ -65,7 +66,7 @@ def installed_path(name: str, revision: str | None = None) -> Path | None:
 def installed_names() -> Iterator[str]:
     """Name every model from the hub that has a current revision here."""
     for cache in places.cache_dirs_to_read():
-        for pointer in sorted((cache / "hub").glob(f"*/{_CURRENT}")):
+        for pointer in _glob(cache / "hub", f"*/{_CURRENT}"):
             name = pointer.parent.name.replace("--", "/", 1)
             if installed_path(name) is not None:
                 yield name
@@ -75,6 +76,14 @@ def make_current(folder: Path, revision: str) -> None:
     """Let the plain name of a model mean this revision from now on."""
     with replace_atomically(folder / _CURRENT) as file:
         file.write(json.dumps({"revision": revision}).encode() + b"\n")
+
+
+def _glob(folder: Path, pattern: str) -> list[Path]:
+    """Matches in order; a folder that nobody may look into has none."""
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError:
+        return []
 
 
 def _current_revision(folder: Path) -> str | None:

@@ -82,7 +82,7 @@ def load_tokenizer(folder: ModelFolder) -> PreTrainedTokenizerBase:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a decoder, from its configuration."""
+    """Sizes of a model, from its configuration."""
 
     vocabulary: int
     hidden: int
@@ -91,12 +91,15 @@ class ModelShape:
 
 
 def load_shape(folder: ModelFolder) -> ModelShape:
-    """Return a model's sizes without reading any weights."""
-    with quiet_libraries(offline=True):
-        whole = AutoConfig.from_pretrained(str(folder.path), local_files_only=True, trust_remote_code=False)
-    config = whole.get_text_config(decoder=True)
-    inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * config.hidden_size
-    return ModelShape(config.vocab_size, config.hidden_size, inner, bool(whole.tie_word_embeddings))
+    """Return a model's sizes without reading any weights; any failure is a ModelError in one line."""
+    try:
+        with quiet_libraries(offline=True):
+            whole = AutoConfig.from_pretrained(str(folder.path), local_files_only=True, trust_remote_code=False)
+        config = whole.get_text_config(decoder=True)
+        inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * config.hidden_size
+        return ModelShape(config.vocab_size, config.hidden_size, inner, bool(whole.tie_word_embeddings))
+    except Exception as error:  # ValueError of an unknown architecture, AttributeError of one without these sizes
+        raise _refusal(folder, error) from error
 
 
 def _causal_weights(folder: ModelFolder, dtype: torch.dtype) -> Any:

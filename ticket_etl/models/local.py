@@ -22,8 +22,8 @@ _TOKENIZER_FILES = (
 def find_local(name: str) -> ModelFolder:
     """Return the model in the folder `name`, or raise ModelError that says why it cannot be used."""
     path = Path(name).expanduser().absolute()
-    kind = check_folder(name, path)
     try:
+        kind = check_folder(name, path)
         revision = content_revision(stamp_files(path))
     except OSError as error:
         raise ModelError(f"cannot read {error.filename}: {error.strerror}; mend its permissions") from None

