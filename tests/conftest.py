@@ -29,6 +29,46 @@ def shared() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def bfloat16_products() -> Iterator[None]:
+    """On a processor without bfloat16 products for packed weights, torch's slow ones stand in for them in this process.
+
+    What is built on them (tuning, certification, bench) is so tested everywhere; their speed is not.
+    """
+    import torch
+    from torch.nn import functional
+
+    from ticket_etl import kernels
+
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        yield
+        return
+    packed_weight = kernels._pack
+    packed_product, packed_product_times = kernels.PackedLinear.product, kernels.PackedLinear.product_times
+    activations = {"none": lambda x: x, "swish": functional.silu, "gelu": functional.gelu}
+
+    def pack(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return weight.detach().to(dtype) if dtype == torch.bfloat16 else packed_weight(weight, dtype)
+
+    def product(self: kernels.PackedLinear, tokens: torch.Tensor, precision: str, then: str = "none") -> torch.Tensor:
+        if precision != kernels.BFLOAT16:
+            return packed_product(self, tokens, precision, then)
+        return activations[then](functional.linear(tokens, self._weights[precision], self._biases[precision]))
+
+    def product_times(
+        self: kernels.PackedLinear, tokens: torch.Tensor, other: torch.Tensor, precision: str
+    ) -> torch.Tensor:
+        if precision != kernels.BFLOAT16:
+            return packed_product_times(self, tokens, other, precision)
+        return self.product(tokens, precision) * other
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_pack", pack)
+        patch.setattr(kernels.PackedLinear, "product", product)
+        patch.setattr(kernels.PackedLinear, "product_times", product_times)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
     """The command sets logging up for its process; a test that runs it in this one must not do so for all others."""

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from ticket_etl.machine import usable_cores
 from ticket_etl.verdicts import VERDICT
@@ -31,6 +32,9 @@ COMMAND = Path(sys.executable).with_name("ticket-etl")
 SOURCE_TREE = Path(__file__).resolve().parents[2]
 OUTPUT_COLUMNS = ["label", "label_score", "label_margin", "label_status"]
 TIMEOUT = 120.0
+HAS_BFLOAT16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+needs_bfloat16 = pytest.mark.skipif(not HAS_BFLOAT16, reason="no bfloat16 matrix products on this processor")
+"""For what runs in a process of its own, where nothing stands in for such products."""
 
 
 @dataclass(frozen=True)

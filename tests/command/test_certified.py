@@ -13,6 +13,7 @@ from tests.command.support import (
     clean_environment,
     digest,
     finish,
+    needs_bfloat16,
     read_report,
     rows_in,
     run_warm,
@@ -20,7 +21,7 @@ from tests.command.support import (
     wait_for,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, needs_bfloat16]
 
 
 class Nights:
