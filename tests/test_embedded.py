@@ -44,7 +44,8 @@ def scoring(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if request.param == "deep":
         labels = tmp_path_factory.mktemp("labels") / "deep.toml"
         labels.write_text(DEEP, encoding="utf-8")
-    config = ScoringConfig(input="", labels=labels, dtype="bfloat16")
+    settings = {"dtype": "bfloat16", "strategy": "packed+prefix", "max_batch_tokens": 2048}  # nothing to measure
+    config = ScoringConfig(input="", labels=labels, **settings)
     return Scoring(config, load_labels(labels), find_model(None))
 
 

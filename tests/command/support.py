@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import hashlib
+import io
 import json
 import multiprocessing
 import os
@@ -89,15 +90,16 @@ def run(*arguments: object, data: bytes | None = None, **options: Any) -> Outcom
     return finish(start(*arguments, **options), data)
 
 
-def run_warm(*arguments: object, environment: Mapping[str, str] | None = None) -> Outcome:
+def run_warm(*arguments: object, data: bytes | None = None, environment: Mapping[str, str] | None = None) -> Outcome:
     """Run the command in a fresh child of a process that has loaded torch already, which saves most of a short run.
 
-    For tests of what the command does with its input; those of how it starts, and of standard input, use `run`.
+    For tests of what the command does with its input; those of how it starts, and is stopped, use `run` and `start`.
     """
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload(["ticket_etl.pipeline", "ticket_etl.models.loading", "ticket_etl.scoring"])
     with tempfile.TemporaryDirectory() as folder:
-        streams = [str(Path(folder, name)) for name in ("out", "err")]
+        streams = [str(Path(folder, name)) for name in ("in", "out", "err")]
+        Path(streams[0]).write_bytes(data or b"")
         variables = dict(environment or clean_environment())
         child = forks.Process(target=_command, args=([str(each) for each in arguments], variables, *streams))
         child.start()
@@ -105,15 +107,16 @@ def run_warm(*arguments: object, environment: Mapping[str, str] | None = None) -
         if child.exitcode is None:
             child.kill()
             raise subprocess.TimeoutExpired(str(arguments), TIMEOUT)
-        out, err = (Path(stream).read_text("utf-8", "surrogateescape") for stream in streams)
+        out, err = (Path(stream).read_text("utf-8", "surrogateescape") for stream in streams[1:])
     return Outcome(child.exitcode, out, err)
 
 
-def _command(arguments: list[str], environment: dict[str, str], out: str, err: str) -> None:
+def _command(arguments: list[str], environment: dict[str, str], source: str, out: str, err: str) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    for path, mode, number in ((os.devnull, os.O_RDONLY, 0), (out, os.O_WRONLY, 1), (err, os.O_WRONLY, 2)):
+    for path, mode, number in ((source, os.O_RDONLY, 0), (out, os.O_WRONLY, 1), (err, os.O_WRONLY, 2)):
         os.dup2(os.open(path, mode | os.O_CREAT), number)
+    sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False))  # multiprocessing has given it another file
     from ticket_etl.cli import main
 
     main(arguments)

@@ -303,7 +303,7 @@ def test_leftovers_of_a_crash_are_harmless(cases: Path, quick: list[str], tmp_pa
     """A half OUT and another program's temporary file beside it do not stop the run; OUT is whole afterwards."""
     folder = tmp_path / "A18"
     shutil.copytree(cases / "A18", folder)
-    assert_done(run("classify", folder / "in.parquet", folder / "out.parquet", *quick))
+    assert_done(run_warm("classify", folder / "in.parquet", folder / "out.parquet", *quick))
     assert_lossless(folder / "in.parquet", folder / "out.parquet")
     leftovers = names_in(folder) - {"in.parquet", "out.parquet", "out.parquet.report.json"}
     assert leftovers <= {".out.parquet.tmp-1234"}
@@ -313,7 +313,7 @@ def test_leftovers_of_a_crash_are_harmless(cases: Path, quick: list[str], tmp_pa
 def test_rejects_name_their_lines(cases: Path, quick: list[str], tmp_path: Path) -> None:
     """Each quarantined line is in the rejects file with its number, its reason and its own bytes."""
     out = tmp_path / "out.jsonl"
-    assert_done(run("classify", cases / "B15/mixed.jsonl", out, *quick, *QUARANTINE), 5)
+    assert_done(run_warm("classify", cases / "B15/mixed.jsonl", out, *quick, *QUARANTINE), 5)
     rejects = [json.loads(line) for line in (tmp_path / "out.jsonl.rejects.jsonl").read_bytes().splitlines()]
     assert [reject["line"] for reject in rejects] == [2, 3, 4, 5, 6]
     lines = (cases / "B15/mixed.jsonl").read_text(encoding="utf-8").split("\n")
@@ -325,5 +325,5 @@ def test_rejects_name_their_lines(cases: Path, quick: list[str], tmp_path: Path)
 def test_quarantine_without_bad_lines_is_a_plain_success(cases: Path, quick: list[str], tmp_path: Path) -> None:
     """Nothing to reject: exit 0 and no rejects file."""
     out = tmp_path / "out.jsonl"
-    assert_done(run("classify", cases / "B1/in.jsonl", out, *quick, *QUARANTINE))
+    assert_done(run_warm("classify", cases / "B1/in.jsonl", out, *quick, *QUARANTINE))
     assert names_in(tmp_path) == {"out.jsonl", "out.jsonl.report.json"}

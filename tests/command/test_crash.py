@@ -31,6 +31,7 @@ from tests.command.support import (
     read_report,
     rows_in,
     run,
+    run_warm,
     start,
     wait_for,
     write_labels,
@@ -68,7 +69,7 @@ class Job:
         return start("classify", *self.arguments, *more)
 
     def run(self, *more: str) -> Outcome:
-        return run("classify", *self.arguments, *more)
+        return run_warm("classify", *self.arguments, *more)
 
     def copy(self, folder: Path) -> "Job":
         """The same job over a copy of its folder."""

@@ -28,6 +28,7 @@ from tests.command.support import (
     read_report,
     rows_in,
     run,
+    run_warm,
     start,
     wait_for,
 )
@@ -167,7 +168,7 @@ def test_file_size_limit(kibibytes: int, job: Path, quick: list[str]) -> None:
     assert outcome.error_line.startswith("ticket-etl: error: ")
     assert out.read_bytes() == OLD
     assert names_in(job / "out") <= {"out.parquet", ".out.parquet.journal"}
-    assert_done(run("classify", job / "in.parquet", out, *quick))
+    assert_done(run_warm("classify", job / "in.parquet", out, *quick))
     assert_lossless(job / "in.parquet", out)
     assert names_in(job / "out") == {"out.parquet", "out.parquet.report.json"}
 
@@ -188,13 +189,13 @@ def test_full_disk(small_disk: Path, job: Path, quick: list[str]) -> None:
     """A disk without room for OUT: exit 4, the old OUT is there; with room, the same command goes on from there."""
     out = small_disk / "out.parquet"
     out.write_bytes(OLD)
-    outcome = run("classify", job / "in.parquet", out, *quick)
+    outcome = run_warm("classify", job / "in.parquet", out, *quick)
     assert outcome.code == 4, outcome.err
     assert "space" in outcome.error_line
     assert out.read_bytes() == OLD
     assert names_in(small_disk) <= {"out.parquet", ".out.parquet.journal"}
     subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
-    assert_done(run("classify", job / "in.parquet", out, *quick))
+    assert_done(run_warm("classify", job / "in.parquet", out, *quick))
     assert_lossless(job / "in.parquet", out)
     assert read_report(out)["rows"]["resumed"] == 3
     assert names_in(small_disk) == {"out.parquet", "out.parquet.report.json"}
@@ -261,7 +262,7 @@ def test_file_that_cannot_be_replaced(job: Path, quick: list[str]) -> None:
     if not shutil.which("chattr") or subprocess.run(["chattr", "+i", str(out)], capture_output=True).returncode:
         pytest.skip("no immutable files here")
     try:
-        outcome = run("classify", job / "in.parquet", out, *quick)
+        outcome = run_warm("classify", job / "in.parquet", out, *quick)
     finally:
         subprocess.run(["chattr", "-i", str(out)], check=True)
     assert outcome.code == 4, outcome.err
@@ -273,7 +274,7 @@ def test_read_only_file_in_a_writable_folder(job: Path, quick: list[str]) -> Non
     """Replacing needs the folder's permission only; the mode of the replaced file is kept."""
     out = job / "out" / "out.parquet"
     out.chmod(0o440)
-    assert_done(run("classify", job / "in.parquet", out, *quick))
+    assert_done(run_warm("classify", job / "in.parquet", out, *quick))
     assert_lossless(job / "in.parquet", out)
     assert out.stat().st_mode & 0o777 == 0o440
 

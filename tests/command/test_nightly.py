@@ -24,6 +24,7 @@ from tests.command.support import (
     read_report,
     rows_in,
     run,
+    run_warm,
     start,
     wait_for,
     write_labels,
@@ -45,7 +46,7 @@ def test_standard_input(out: Path, quick: list[str]) -> None:
     assert read_report(out)["input"] == "-"
     source = out.parent / "in.jsonl"
     source.write_bytes(RECORDS)
-    assert_done(run("classify", source, out.with_name("again.parquet"), *quick))
+    assert_done(run_warm("classify", source, out.with_name("again.parquet"), *quick))
     assert digest(out.with_name("again.parquet")) == digest(out)
 
 
@@ -70,7 +71,7 @@ def test_standard_input_is_resumed(out: Path, quick: list[str]) -> None:
     """A killed run on a pipe goes on where it stopped if the same bytes come again."""
     data = b"".join(json.dumps({"text": f"{n} I was billed twice"}).encode() + b"\n" for n in range(2500))
     command = ["classify", "-", out, *quick, "--window-tickets", 8]
-    assert_done(run(*command, data=data))
+    assert_done(run_warm(*command, data=data))
     expected = digest(out)
     journal = out.with_name(".out.parquet.journal")
     source = out.parent / "stdin"
@@ -80,7 +81,7 @@ def test_standard_input_is_resumed(out: Path, quick: list[str]) -> None:
     wait_for(lambda: process.poll() is not None or rows_in(journal) > 0)
     process.send_signal(signal.SIGKILL)
     finish(process)
-    outcome = run(*command, data=data)
+    outcome = run_warm(*command, data=data)
     assert_done(outcome)
     assert "resuming" in outcome.err
     assert digest(out) == expected
@@ -109,7 +110,7 @@ def test_no_tickets(name: str, tmp_path: Path, quick: list[str]) -> None:
         with pq.ParquetWriter(source, schema) as writer:
             if name == "groups.parquet":
                 writer.write_table(schema.empty_table())
-    assert_done(run("classify", source, out, *quick))
+    assert_done(run_warm("classify", source, out, *quick))
     table = pq.read_table(out)
     assert table.num_rows == 0
     assert table.schema.names[-4:] == OUTPUT_COLUMNS
@@ -118,7 +119,7 @@ def test_no_tickets(name: str, tmp_path: Path, quick: list[str]) -> None:
     if name.endswith("parquet"):
         assert_lossless(source, out)
     if name in ("in.jsonl", "in.parquet"):
-        assert_done(run("classify", source, tmp_path / "out.jsonl", *quick))
+        assert_done(run_warm("classify", source, tmp_path / "out.jsonl", *quick))
         assert (tmp_path / "out.jsonl").read_bytes() == b""
 
 
@@ -135,7 +136,7 @@ def test_report_adds_up(tmp_path: Path, quick: list[str]) -> None:
     environment = clean_environment(TZ="America/New_York")
     options = ["--bad-records", "quarantine"]
     before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-    assert_done(run("classify", tmp_path / "in.jsonl", out, *quick, *options, environment=environment), 5)
+    assert_done(run_warm("classify", tmp_path / "in.jsonl", out, *quick, *options, environment=environment), 5)
     after = datetime.datetime.now(datetime.UTC)
     report = read_report(out)
     rows = report["rows"]
@@ -181,7 +182,7 @@ def nightly(tmp_path: Path, quick: list[str], tickets: Path) -> Callable[..., di
 
     def night(name: str, *options: object) -> dict[str, int]:
         out = tmp_path / f"{name}.parquet"
-        assert_done(run("classify", tickets, out, *quick, "--cache", tmp_path / "labels.sqlite", *options))
+        assert_done(run_warm("classify", tickets, out, *quick, "--cache", tmp_path / "labels.sqlite", *options))
         rows: dict[str, int] = read_report(out)["rows"]
         return rows
 
@@ -241,10 +242,10 @@ def test_killed_run_leaves_a_usable_cache(
     wait_for(lambda: process.poll() is not None or rows_in(journal) > 0)
     process.kill()
     finish(process)
-    outcome = run(*command)
+    outcome = run_warm(*command)
     assert_done(outcome)
     assert "resuming" in outcome.err
-    assert_done(run("classify", tickets, plain, *quick, "--window-tickets", 8))
+    assert_done(run_warm("classify", tickets, plain, *quick, "--window-tickets", 8))
     assert digest(out) == digest(plain)
     assert nightly("next", "--window-tickets", 8)["scored"] == 0
 
@@ -280,7 +281,7 @@ def test_cache_that_is_not_ours_is_left_alone(
     cache = tmp_path / "labels.sqlite"
     FOREIGN[what](cache)
     before = cache.read_bytes() if cache.is_file() else None
-    outcome = run("classify", tickets, out, *quick, "--cache", cache)
+    outcome = run_warm("classify", tickets, out, *quick, "--cache", cache)
     assert_done(outcome)
     assert sum("label cache" in line for line in outcome.err.splitlines()) == 1
     assert (cache.read_bytes() if cache.is_file() else None) == before
@@ -294,5 +295,5 @@ def test_empty_cache_file_is_taken(tickets: Path, out: Path, tmp_path: Path, qui
     cache = tmp_path / "labels.sqlite"
     cache.write_bytes(b"")
     for expected in (0, 4):
-        assert_done(run("classify", tickets, out, *quick, "--cache", cache))
+        assert_done(run_warm("classify", tickets, out, *quick, "--cache", cache))
         assert read_report(out)["rows"]["cached"] == expected
