@@ -23,7 +23,7 @@ from ticket_etl import fit  # noqa: E402
 from ticket_etl.config import ScoringConfig  # noqa: E402
 from ticket_etl.features import FeatureReader  # noqa: E402
 from ticket_etl.learning import Examples, figures, make_folds  # noqa: E402
-from ticket_etl.preflight import check_request  # noqa: E402
+from ticket_etl.preflight import read_request  # noqa: E402
 from ticket_etl.prompt import TokenIds  # noqa: E402
 
 DRAWS = 3
@@ -56,7 +56,7 @@ def main(
         configs = [
             ScoringConfig(input=path, labels=labels, model=model, text_columns=text_columns) for path in (train, test)
         ]
-        request = check_request(configs[0])
+        request = read_request(configs[0])
         names = request.labels.names
         reader = FeatureReader(configs[0], request.labels, request.folder)
         learn, judge = (fit.read_labelled(config, gold, names) for config in configs)

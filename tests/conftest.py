@@ -44,13 +44,15 @@ def bfloat16_products() -> Iterator[None]:
         yield
         return
     packed_weight = kernels._pack
-    packed_product, packed_product_times = kernels.PackedLinear.product, kernels.PackedLinear.product_times
+    packed_product, packed_product_times = kernels.PrepackedLinear.product, kernels.PrepackedLinear.product_times
     activations = {"none": lambda x: x, "swish": functional.silu, "gelu": functional.gelu}
 
     def pack(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return weight.detach().to(dtype).float() if dtype == torch.bfloat16 else packed_weight(weight, dtype)
 
-    def product(self: kernels.PackedLinear, tokens: torch.Tensor, precision: str, then: str = "none") -> torch.Tensor:
+    def product(
+        self: kernels.PrepackedLinear, tokens: torch.Tensor, precision: str, then: str = "none"
+    ) -> torch.Tensor:
         if precision != kernels.BFLOAT16:
             return packed_product(self, tokens, precision, then)
         bias = self._biases[precision]
@@ -58,7 +60,7 @@ def bfloat16_products() -> Iterator[None]:
         return activations[then](exact).bfloat16()
 
     def product_times(
-        self: kernels.PackedLinear, tokens: torch.Tensor, other: torch.Tensor, precision: str
+        self: kernels.PrepackedLinear, tokens: torch.Tensor, other: torch.Tensor, precision: str
     ) -> torch.Tensor:
         if precision != kernels.BFLOAT16:
             return packed_product_times(self, tokens, other, precision)
@@ -66,8 +68,8 @@ def bfloat16_products() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "_pack", pack)
-        patch.setattr(kernels.PackedLinear, "product", product)
-        patch.setattr(kernels.PackedLinear, "product_times", product_times)
+        patch.setattr(kernels.PrepackedLinear, "product", product)
+        patch.setattr(kernels.PrepackedLinear, "product_times", product_times)
         yield
 
 

@@ -53,7 +53,7 @@ class Case:
         self.tickets = [ticket.ids for ticket in encoder.encode(TEXTS)]
         self.scorers: dict[str, tuple[Strategy, Scorer]] = {}
         self.raw = tiny_model(layout, tokenizer)
-        self.reading = LabelReading(LanguageModel(tiny_model(layout, tokenizer), self.prompt.labels), self.prompt)
+        self.reading = LabelReading(LanguageModel(tiny_model(layout, tokenizer), self.prompt.trie), self.prompt)
         self.expected = self.score("per-item", self.tickets, Limits())
 
     def score(self, name: str, tickets: list[np.ndarray], limits: Limits) -> np.ndarray:
@@ -124,9 +124,9 @@ def test_order_of_labels_changes_only_the_prompt() -> None:
     case = Case("qwen2", LABEL_SETS["multi-token"])
     shuffled = Case("qwen2", LABEL_SETS["multi-token"][::-1])
     prompt = shuffled.prompt.__class__(
-        case.prompt.prefix, case.prompt.suffix, shuffled.prompt.labels, shuffled.prompt.sequences
+        case.prompt.prefix, case.prompt.suffix, shuffled.prompt.trie, shuffled.prompt.sequences
     )
-    model = LanguageModel(tiny_model("qwen2", tiny_tokenizer()), prompt.labels)
+    model = LanguageModel(tiny_model("qwen2", tiny_tokenizer()), prompt.trie)
     reference = Reference(LabelReading(model, prompt))
     batch = STRATEGIES["arrival"].planner(reference.layout.lengths(case.tickets), Limits())[0]
     assert (reference.score(batch, case.tickets)[:, ::-1] == case.expected).all()

@@ -47,7 +47,7 @@ def test_plain_per_item_is_the_baseline(table: BenchTable) -> None:
     first, *others = table.rows
     assert (first.strategy, first.layers, first.dtype) == ("per-item", "plain", FLOAT32)
     assert (first.speedup_vs_per_item, first.max_drift, first.padding_fraction) == (1.0, 0.0, 0.0)
-    assert {row.layers for row in others} == {"packed"}
+    assert {row.layers for row in others} == {"prepacked"}
 
 
 def test_auto_is_float32_and_bfloat16(table: BenchTable) -> None:

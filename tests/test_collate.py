@@ -98,7 +98,7 @@ def test_rows_hold_each_ticket_whole_and_nothing_else(
         rest = inputs.token_ids.copy()
         for ticket, span in zip(batch.tickets, inputs.spans, strict=True):
             found = inputs.token_ids[span.row, span.start : span.stop].tolist()
-            assert found == own_tokens(layout, tickets[ticket]) + prompt.labels.node_tokens.tolist()
+            assert found == own_tokens(layout, tickets[ticket]) + prompt.trie.node_tokens.tolist()
             rest[span.row, span.start : span.stop] = 0
         assert not rest.any()
 
@@ -115,7 +115,7 @@ def test_positions_are_those_of_the_prompt_alone(
         inputs = layout.collate(batch, tickets)
         for ticket, span in zip(batch.tickets, inputs.spans, strict=True):
             end = len(prompt.prefix) + len(tickets[ticket]) + len(prompt.suffix)
-            nodes = [end - 1 + depth for depth in prompt.labels.node_depths.tolist()]
+            nodes = [end - 1 + depth for depth in prompt.trie.node_depths.tolist()]
             expected = [*range(layout.shared_tokens, end), *nodes]
             assert inputs.positions[span.row, span.start : span.stop].tolist() == expected
 
@@ -130,9 +130,9 @@ def test_branches_are_read_at_the_end_of_their_path(
     layout = Layout(prompt, strategy.shares_prefix)
     for batch in plan_with(strategy, layout, tickets, limits):
         inputs = layout.collate(batch, tickets)
-        assert inputs.reads.shape == (len(batch.tickets), len(prompt.labels.branches))
+        assert inputs.reads.shape == (len(batch.tickets), len(prompt.trie.branches))
         for reads, span in zip(inputs.reads.tolist(), inputs.spans, strict=True):
-            for branch, read in zip(prompt.labels.branches, reads, strict=True):
+            for branch, read in zip(prompt.trie.branches, reads, strict=True):
                 row, column = divmod(read, batch.width)
                 assert row == span.row
                 assert span.start <= column < span.stop
@@ -142,13 +142,13 @@ def test_branches_are_read_at_the_end_of_their_path(
 def read_path(inputs: Inputs, prompt: Prompt, read: int) -> tuple[int, ...]:
     """The trie path whose end stands at a flattened index: its tokens are found by walking back through the depths."""
     tokens, positions = inputs.token_ids.reshape(-1), inputs.positions.reshape(-1)
-    nodes = {path for path in prompt.labels.nodes if path[-1] == tokens[read]}
+    nodes = {path for path in prompt.trie.nodes if path[-1] == tokens[read]}
     if tokens[read] == prompt.suffix[-1]:
         return ()
     start = read
     while tokens[start] != prompt.suffix[-1]:
         start -= 1
-    (path,) = {path for path in nodes if prompt.labels.nodes[read - start - 1] == path}
+    (path,) = {path for path in nodes if prompt.trie.nodes[read - start - 1] == path}
     assert positions[read] == positions[start] + len(path)
     return path
 
@@ -197,7 +197,7 @@ def test_model_is_given_the_planned_tokens(strategy: Strategy, labels: str, monk
     encoder = TicketEncoder(tokenizer, build_prompt(tokenizer, label_set), max_ticket_tokens=60)
     tickets = [ticket.ids for ticket in encoder.encode(TEXTS)]
     raw = tiny_model("qwen2", tokenizer)
-    used, scorer = build_scorer(strategy, LabelReading(LanguageModel(raw, encoder.prompt.labels), encoder.prompt))
+    used, scorer = build_scorer(strategy, LabelReading(LanguageModel(raw, encoder.prompt.trie), encoder.prompt))
     assert used is strategy
     batches = plan_with(strategy, scorer.layout, tickets, Limits(batch_tickets=3, batch_tokens=250))
     assert len(batches) > 1

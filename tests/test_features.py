@@ -53,7 +53,7 @@ class Case:
 def causal(request: pytest.FixtureRequest) -> tuple[str, Case]:
     tokenizer = tiny_tokenizer()
     encoder = TicketEncoder(tokenizer, build_prompt(tokenizer, LABELS), max_ticket_tokens=200)
-    model = LanguageModel(tiny_model(request.param, tokenizer), encoder.prompt.labels)
+    model = LanguageModel(tiny_model(request.param, tokenizer), encoder.prompt.trie)
     parts = [FeaturePart("mean", model.num_layers), FeaturePart("last", model.num_layers), FeaturePart("mean", 1)]
     tickets = [ticket.ids for ticket in encoder.encode(TEXTS)]
     prompt = encoder.prompt.without_branches()
@@ -152,7 +152,7 @@ def test_features_and_labels_come_from_one_pass(causal: tuple[str, Case]) -> Non
     layout, _ = causal
     tokenizer = tiny_tokenizer()
     prompt = build_prompt(tokenizer, LABELS)
-    model = LanguageModel(tiny_model(layout, tokenizer), prompt.labels)
+    model = LanguageModel(tiny_model(layout, tokenizer), prompt.trie)
     tickets = [ticket.ids for ticket in TicketEncoder(tokenizer, prompt, max_ticket_tokens=200).encode(TEXTS)]
     parts = (FeaturePart("mean", model.num_layers), FeaturePart("last", 2))
     both = FeatureReading(model, prompt, parts)
@@ -171,7 +171,7 @@ def test_calibration_takes_the_prior_out(causal: tuple[str, Case]) -> None:
     layout, _ = causal
     tokenizer = tiny_tokenizer()
     prompt = build_prompt(tokenizer, LABELS)
-    plain = LabelReading(LanguageModel(tiny_model(layout, tokenizer), prompt.labels), prompt)
+    plain = LabelReading(LanguageModel(tiny_model(layout, tokenizer), prompt.trie), prompt)
     encoder = TicketEncoder(tokenizer, prompt, max_ticket_tokens=200)
     (content_free,) = (ticket.ids for ticket in encoder.encode(["N/A"]))
     calibrated = plain.calibrated([content_free])

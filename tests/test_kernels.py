@@ -12,7 +12,7 @@ from torch import nn
 from tests.tiny import LAYOUTS, save_tiny_model, tiny_model, tiny_tokenizer
 from ticket_etl import kernels
 from ticket_etl.config import ScoringConfig
-from ticket_etl.kernels import BFLOAT16, FLOAT32, PLAIN, PackedGatedMlp, PackedLinear, Switch, install_kernels
+from ticket_etl.kernels import BFLOAT16, FLOAT32, PLAIN, PrepackedGatedMlp, PrepackedLinear, Switch, install_kernels
 from ticket_etl.labels import Label, LabelSet
 from ticket_etl.language_model import LanguageModel
 from ticket_etl.models import find_model
@@ -72,8 +72,8 @@ def block() -> Block:
 def test_layers_are_replaced_but_for_the_head(block: Block) -> None:
     switch = install_kernels(block, block.head, 2)
     assert switch.available == (FLOAT32, BFLOAT16)
-    assert isinstance(block.mlp, PackedGatedMlp)
-    assert isinstance(block.out, PackedLinear)
+    assert isinstance(block.mlp, PrepackedGatedMlp)
+    assert isinstance(block.out, PrepackedLinear)
     assert type(block.head) is nn.Linear
 
 
@@ -132,11 +132,11 @@ def test_operators_that_are_wrong_are_not_used(block: Block, monkeypatch: pytest
 
 def test_fusion_that_is_wrong_is_not_used(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     """The MLP then runs layer by layer."""
-    honest = PackedLinear.product_times
-    monkeypatch.setattr(PackedLinear, "product_times", lambda *arguments: honest(*arguments) * 1.5)
+    honest = PrepackedLinear.product_times
+    monkeypatch.setattr(PrepackedLinear, "product_times", lambda *arguments: honest(*arguments) * 1.5)
     install_kernels(block, block.head, 2)
-    assert not isinstance(block.mlp, PackedGatedMlp)
-    assert isinstance(block.mlp.gate_proj, PackedLinear)
+    assert not isinstance(block.mlp, PrepackedGatedMlp)
+    assert isinstance(block.mlp.gate_proj, PrepackedLinear)
 
 
 def test_precision_that_is_not_available_means_plain() -> None:
@@ -150,7 +150,7 @@ def test_packed_float32_gives_the_reference_scores(layout: str) -> None:
     """On every layout, whichever of its layers could be packed; the reference itself runs on the plain layers."""
     tokenizer = tiny_tokenizer()
     prompt = build_prompt(tokenizer, LabelSet((Label("billing a"), Label("billing b"), Label("bug"))))
-    plain = LabelReading(LanguageModel(tiny_model(layout, tokenizer), prompt.labels), prompt)
+    plain = LabelReading(LanguageModel(tiny_model(layout, tokenizer), prompt.trie), prompt)
     random = np.random.default_rng(0)
     tickets = [random.integers(5, 300, size).astype(np.int32) for size in (3, 40, 11, 1)]
     expected = score_plan(Reference(plain), REFERENCE, Limits(), tickets)
@@ -183,9 +183,9 @@ from ticket_etl.process import prepare_memory
 prepare_memory()
 import torch
 from ticket_etl.machine import peak_memory_bytes
-from ticket_etl.kernels import PackedLinear, Switch
+from ticket_etl.kernels import PrepackedLinear, Switch
 switch = Switch(available=("float32",))
-layer = PackedLinear(torch.nn.Linear(64, 64), switch, ("float32",))
+layer = PrepackedLinear(torch.nn.Linear(64, 64), switch, ("float32",))
 states = torch.randn(2000, 64)
 with torch.inference_mode(), switch.using("float32"):
     for count in range(500, 600):

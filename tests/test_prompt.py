@@ -359,5 +359,5 @@ def test_labels_of_the_same_tokens_are_refused_by_name(template: str | None) -> 
 
 def test_fixed_tokens_count_prefix_suffix_and_label_nodes() -> None:
     prompt = encoder_with(CHAT_TEMPLATE, LabelSet((Label("refund yes"), Label("refund no")))).prompt
-    assert len(prompt.labels.nodes) > 0
-    assert prompt.fixed_tokens == len(prompt.prefix) + len(prompt.suffix) + len(prompt.labels.nodes)
+    assert len(prompt.trie.nodes) > 0
+    assert prompt.fixed_tokens == len(prompt.prefix) + len(prompt.suffix) + len(prompt.trie.nodes)

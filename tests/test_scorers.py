@@ -168,7 +168,7 @@ def test_what_out_of_memory_looks_like(error: BaseException, expected: bool) -> 
 def reading() -> LabelReading:
     tokenizer = tiny_tokenizer()
     prompt = build_prompt(tokenizer, LabelSet((Label("a"), Label("b")), system="Sort.", instruction="Choose."))
-    return LabelReading(LanguageModel(tiny_model("qwen2", tokenizer), prompt.labels), prompt)
+    return LabelReading(LanguageModel(tiny_model("qwen2", tokenizer), prompt.trie), prompt)
 
 
 def chosen(name: str, reading: LabelReading) -> tuple[str, type]:

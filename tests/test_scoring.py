@@ -9,7 +9,7 @@ import pytest
 from tests.tiny import save_tiny_model
 from ticket_etl import scorers
 from ticket_etl.config import ScoringConfig
-from ticket_etl.kernels import PackedLinear
+from ticket_etl.kernels import PrepackedLinear
 from ticket_etl.labels import Label, LabelSet
 from ticket_etl.models import ModelFolder, find_model
 from ticket_etl.plan import Batch
@@ -107,8 +107,8 @@ def test_packed_weights_that_are_off_give_way_to_the_models_own_layers(
 ) -> None:
     """Every strategy computes with them, so that only the reference, on its own layers, can tell."""
     scoring = scoring_of(model_folder, "float32")
-    honest = PackedLinear.product
-    monkeypatch.setattr(PackedLinear, "product", lambda *arguments, **how: honest(*arguments, **how) * 1.01)
+    honest = PrepackedLinear.product
+    monkeypatch.setattr(PrepackedLinear, "product", lambda *arguments, **how: honest(*arguments, **how) * 1.01)
     scoring.check_on(TEXTS)
     assert scoring.scorer is scoring.reference
     assert scoring.strategy is scorers.REFERENCE

@@ -24,7 +24,7 @@ from ticket_etl.kernels import FLOAT32
 from ticket_etl.machine import matrix_rate
 from ticket_etl.network import FloatArray, Network
 from ticket_etl.plan import Limits, computed_tokens, padding_fraction
-from ticket_etl.preflight import Request, check_request
+from ticket_etl.preflight import Request, read_request
 from ticket_etl.prompt import TokenIds
 from ticket_etl.readings import Reading
 from ticket_etl.scorers import Scorer, build_scorer, reference_scores, score_plan
@@ -35,14 +35,14 @@ from ticket_etl.workload import read_workload
 
 _WARM_UP_TICKETS = 8
 PLAIN = "plain"
-"""The dtype's name where the model's own float32 layers are used, without packed weights."""
+"""The dtype's name where the model's own float32 layers are used, without prepacked weights."""
 
 
 @dataclass(frozen=True)
 class BenchRow:
     """One contestant's figures; fractions between 0 and 1, drift in log-probability.
 
-    layers: `plain` are the model's own, `packed` those of `kernels`.
+    layers: `plain` are the model's own, `prepacked` those of `kernels`.
     certified: whether the time includes certification, and labels and drift are those after it.
     """
 
@@ -149,10 +149,10 @@ def bench_input(
         dtypes: `auto` stands for float32 and, where the machine has it, bfloat16.
 
     Raises:
-        UsageError, ModelError: see `check_request` and `Scoring`.
+        UsageError, ModelError: see `read_request` and `Scoring`.
         InputError: IN cannot be read, or holds no text.
     """
-    request = check_request(config)
+    request = read_request(config)
     workload = read_workload(config)
     scorings = _open(config, request, dtypes)
     scoring = scorings[0]
@@ -229,7 +229,7 @@ def _contestants(
         for name in dict.fromkeys(names):
             strategy, scorer = build_scorer(STRATEGIES[name], reading)
             if strategy.name == name:
-                yield _contestant(scoring, strategy, scorer, dtype, "packed", certifier)
+                yield _contestant(scoring, strategy, scorer, dtype, "prepacked", certifier)
 
 
 def _contestant(

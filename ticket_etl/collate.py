@@ -84,14 +84,14 @@ class Layout:
         """Tokens computed for each ticket, its padding aside: int64, shape (tickets,)."""
         own = np.array([len(ticket) for ticket in tickets], dtype=np.int64)
         if self.branches_apart:
-            branches = self.prompt.labels.branches
+            branches = self.prompt.trie.branches
             prompts = own + self.prompt.pieces(own) * (len(self.prompt.prefix) + len(self.prompt.suffix))
             return len(branches) * prompts + sum(len(branch.path) for branch in branches)
         return own + self.prompt.pieces(own) * (self.prompt.fixed_tokens - self.shared_tokens)
 
     def collate(self, batch: Batch, tickets: Sequence[TokenIds]) -> Inputs:
         """The arrays of one batch; `tickets` holds the token ids of all tickets of the plan."""
-        trie = self.prompt.labels
+        trie = self.prompt.trie
         shape = (len(batch.rows), batch.width)
         token_ids = np.zeros(shape, dtype=np.int64)
         positions = np.zeros(shape, dtype=np.int64)

@@ -46,7 +46,7 @@ from ticket_etl.learning import (
 )
 from ticket_etl.models.places import cache_dirs_to_read, writable_cache
 from ticket_etl.network import FloatArray
-from ticket_etl.preflight import check_request, check_result_path
+from ticket_etl.preflight import check_result_path, read_request
 from ticket_etl.workload import open_workload_input
 
 log = logging.getLogger("ticket_etl")
@@ -148,7 +148,7 @@ def fit_input(
     if config.input == "-":
         raise UsageError("fit reads IN twice, and cannot do so from standard input; name a file")
     check_result_path("--head", head_path, config)
-    request = check_request(config)
+    request = read_request(config)
     names = request.labels.names
     labelled = read_labelled(config, gold, names)
     reader = FeatureReader(config, request.labels, request.folder)

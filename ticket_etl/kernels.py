@@ -1,8 +1,8 @@
-"""Faster matrix products on a CPU: weights packed once for oneDNN, gated MLPs fused, float32 or bfloat16.
+"""Faster matrix products on a CPU: weights prepacked for oneDNN, gated MLPs fused, float32 or bfloat16.
 
 The operators are those that torch's own compiler emits on CPUs; they are internal to torch, so this module is the
 only one that names them, tries each against the plain layer before it is used, and leaves the model as it was where
-they are missing or wrong. A layer keeps its own float32 weights beside the packed ones: the reference path runs on
+they are missing or wrong. A layer keeps its own float32 weights beside the prepacked ones: the reference path runs on
 them, untouched.
 
 bfloat16 here means bfloat16 matrix products and everything else (norms, rotations, attention, residuals) in float32.
@@ -21,7 +21,7 @@ from transformers.activations import GELUActivation, SiLUActivation
 log = logging.getLogger("ticket_etl")
 
 PLAIN, FLOAT32, BFLOAT16 = "plain", "float32", "bfloat16"
-"""How matrix products are done: by the model's own layers, or by packed weights of a precision."""
+"""How matrix products are done: by the model's own layers, or by prepacked weights of a precision."""
 
 PRECISIONS = (FLOAT32, BFLOAT16)
 _DTYPES = {FLOAT32: torch.float32, BFLOAT16: torch.bfloat16}
@@ -52,8 +52,8 @@ class Switch:
             self.precision, self.reads = before
 
 
-class PackedLinear(nn.Module):
-    """A linear layer with its weights packed in each available precision."""
+class PrepackedLinear(nn.Module):
+    """A linear layer with its weights prepacked in each available precision."""
 
     def __init__(self, plain: nn.Linear, switch: Switch, precisions: tuple[str, ...]) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise.binary(tokens, other, weight, bias, "mul")
 
 
-class PackedGatedMlp(nn.Module):
+class PrepackedGatedMlp(nn.Module):
     """down(silu(gate(x)) * up(x)) with the element-wise work fused into the products."""
 
     def __init__(self, plain: nn.Module, switch: Switch) -> None:
@@ -112,7 +112,7 @@ class PackedGatedMlp(nn.Module):
         return down.product(gated, precision).to(tokens.dtype)
 
 
-class PackedGelu(nn.Module):
+class PrepackedGelu(nn.Module):
     """gelu(dense(x)), the first half of an encoder's MLP, with the activation fused into the product."""
 
     def __init__(self, plain: nn.Module, switch: Switch) -> None:
@@ -125,7 +125,7 @@ class PackedGelu(nn.Module):
         precision = self._switch.precision
         if precision == PLAIN:
             return self.plain(tokens)
-        dense = cast(PackedLinear, self.plain.dense)
+        dense = cast(PrepackedLinear, self.plain.dense)
         return dense.product(tokens.to(_DTYPES[precision]), precision, then="gelu").to(tokens.dtype)
 
 
@@ -149,43 +149,44 @@ def install_kernels(
     switch.available = tuple(name for name in precisions if shapes and _all_pass(shapes.values(), name))
     if switch.available:
         for parent, name, layer in layers:
-            setattr(parent, name, PackedLinear(layer, switch, switch.available))
+            setattr(parent, name, PrepackedLinear(layer, switch, switch.available))
         for parent, name, plain, first in list(_fusible(model)):
-            fused = PackedGatedMlp(plain, switch) if _is_gated_mlp(plain) else PackedGelu(plain, switch)
+            fused = PrepackedGatedMlp(plain, switch) if _is_gated_mlp(plain) else PrepackedGelu(plain, switch)
             if all(_is_close(fused, first.plain.in_features, switch, precision) for precision in switch.available):
                 setattr(parent, name, fused)
         for part in _last_layer(model, num_layers).children():
-            if isinstance(part, PackedGatedMlp):
+            if isinstance(part, PrepackedGatedMlp):
                 part.is_last = True
     return switch
 
 
 def _all_pass(layers: Iterable[nn.Linear], precision: str) -> bool:
-    """Hold one layer of every shape, packed in a precision, against its plain self."""
+    """Hold one layer of every shape, prepacked in a precision, against its plain self."""
     trial = Switch(available=(precision,))
     try:
         return all(
-            _is_close(PackedLinear(layer, trial, (precision,)), layer.in_features, trial, precision) for layer in layers
+            _is_close(PrepackedLinear(layer, trial, (precision,)), layer.in_features, trial, precision)
+            for layer in layers
         )
     except (RuntimeError, AttributeError, NotImplementedError) as error:
-        log.debug("no packed %s matrix products here: %s", precision, error)
+        log.debug("no prepacked %s matrix products here: %s", precision, error)
         return False
 
 
 def _is_close(
-    packed: PackedLinear | PackedGatedMlp | PackedGelu, features: int, switch: Switch, precision: str
+    prepacked: PrepackedLinear | PrepackedGatedMlp | PrepackedGelu, features: int, switch: Switch, precision: str
 ) -> bool:
     tokens = torch.randn(1, _TRIAL_TOKENS, features, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        expected = packed.plain(tokens)
+        expected = prepacked.plain(tokens)
         with switch.using(precision):
-            result = packed(tokens)
+            result = prepacked(tokens)
     return bool((result - expected).abs().max() <= _TOLERANCES[precision] * expected.abs().max())
 
 
 def _pack(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(dtype), _PACKED_FOR_TOKENS)
-    return packed
+    prepacked: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(dtype), _PACKED_FOR_TOKENS)
+    return prepacked
 
 
 def _last_layer(model: nn.Module, num_layers: int) -> nn.Module:
@@ -201,8 +202,8 @@ def _linear_layers(model: nn.Module, output: nn.Module | None) -> Iterator[tuple
                 yield parent, name, layer
 
 
-def _fusible(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module, PackedLinear]]:
-    """Modules whose activation can be fused into a product: parent, name, module, and its first packed layer."""
+def _fusible(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module, PrepackedLinear]]:
+    """Modules whose activation can be fused into a product: parent, name, module, and its first prepacked layer."""
     for parent in model.modules():
         for name, layer in parent.named_children():
             if _is_gated_mlp(layer):
@@ -210,7 +211,7 @@ def _fusible(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module, Pack
             elif {part for part, _ in layer.named_children()} == {"dense", "intermediate_act_fn"} and _is_exact_gelu(
                 layer.intermediate_act_fn
             ):
-                yield parent, name, layer, cast(PackedLinear, layer.dense)
+                yield parent, name, layer, cast(PrepackedLinear, layer.dense)
 
 
 def _is_gated_mlp(layer: nn.Module) -> bool:

@@ -164,7 +164,7 @@ class LanguageModel(Network):
             nodes           1 | 1             | ancestors and itself
         """
         rows, width = inputs.token_ids.shape
-        nodes, shared = layout.prompt.labels.node_sees, layout.shared_tokens
+        nodes, shared = layout.prompt.trie.node_sees, layout.shared_tokens
         if not shared and not len(nodes):
             return {}
         sees = np.broadcast_to(

@@ -36,7 +36,7 @@ class Network:
     """A loaded model in evaluation mode, run on batches laid out by `collate`.
 
     Args:
-        model: on a CPU in float32 its linear layers are given packed weights beside their own.
+        model: on a CPU in float32 its linear layers are given prepacked weights beside their own.
         output: its output matrix, which is left alone; None if it has none.
         precisions: those that `at` will be asked for.
 

@@ -140,7 +140,7 @@ def open_model(
     model, tokenizer = load_model(folder, device=device, dtype=dtype)
     context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     encoder = ticket_encoder(config, labels, folder, tokenizer, context)
-    causal = LanguageModel(model, encoder.prompt.labels, choose(model, encoder.prompt))
+    causal = LanguageModel(model, encoder.prompt.trie, choose(model, encoder.prompt))
     last = causal.num_layers
     parts = (FeaturePart("mean", last), FeaturePart("last", last), FeaturePart("mean", max(1, last // 2)))
     return OpenModel(causal, encoder, parts, folder, labels, config.calibrate)

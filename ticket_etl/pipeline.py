@@ -14,7 +14,7 @@ from ticket_etl.config import JobConfig
 from ticket_etl.fingerprint import job_fingerprint
 from ticket_etl.journal import Journal, open_journal
 from ticket_etl.label_drift import compare_runs, drift_warnings
-from ticket_etl.preflight import check_abstention, check_earlier_run, check_paths, check_request
+from ticket_etl.preflight import check_paths, read_abstention, read_earlier_run, read_request
 from ticket_etl.report import RunReport
 from ticket_etl.reporting import make_report, utc_now, write_report
 from ticket_etl.tally import Tally
@@ -52,10 +52,10 @@ def run(config: JobConfig, on_progress: Progress = no_progress) -> RunReport:
     """
     clock, started = time.monotonic(), utc_now()
     check_paths(config)
-    check_abstention(config)
-    earlier = check_earlier_run(config)
-    request = check_request(config)
-    abstention = check_abstention(config, request.head)
+    read_abstention(config)
+    earlier = read_earlier_run(config)
+    request = read_request(config)
+    abstention = read_abstention(config, request.head)
     config = dataclasses.replace(config, min_score=abstention.min_score or config.min_score)  # as the head has learned
     labels, folder = request.labels, request.folder
     tally = Tally(labels=len(labels.names))

@@ -11,7 +11,7 @@ from ticket_etl.models import ModelFolder, default_model, find_model, model_info
 from ticket_etl.models.loading import load_shape, load_tokenizer
 from ticket_etl.opening import bound_to, check_labels_differ, ticket_encoder
 from ticket_etl.plan import padding_fraction
-from ticket_etl.preflight import check_request
+from ticket_etl.preflight import read_request
 from ticket_etl.prompt import build_prompt
 from ticket_etl.scoring import batch_limits
 from ticket_etl.tally import Tally, quantile
@@ -20,7 +20,7 @@ from ticket_etl.workload import read_workload
 
 def plan_input(config: ScoringConfig) -> str:
     """Lengths, duplicates, and every strategy's computed tokens and padding, window by window as the job would."""
-    request = check_request(config)
+    request = read_request(config)
     labels, folder = request.labels, request.folder
     info = model_info(config.model or default_model())
     encoder = ticket_encoder(config, labels, folder, load_tokenizer(folder), info.context_length)
@@ -83,7 +83,7 @@ def describe_labels(path: Path, model: str | None) -> str:
         return f"{len(labels.names)} labels, compared with each ticket by their vectors\n{_show(texts)}"
     tokenizer = load_tokenizer(folder)
     prompt = build_prompt(tokenizer, labels)
-    trie = prompt.labels
+    trie = prompt.trie
     table = pl.DataFrame(
         {
             "label": labels.names,

@@ -32,7 +32,7 @@ class Request:
     head: Head | None
 
 
-def check_request(config: ScoringConfig) -> Request:
+def read_request(config: ScoringConfig) -> Request:
     """Read the labels and the head, and find the model.
 
     Raises:
@@ -46,7 +46,7 @@ def check_request(config: ScoringConfig) -> Request:
     return Request(labels, find_model(config.model or default_model()), head)
 
 
-def check_abstention(config: JobConfig, head: Head | None = None) -> Abstention:
+def read_abstention(config: JobConfig, head: Head | None = None) -> Abstention:
     """From where on labels do not stand, as the configuration has it; else as the head, once read, has learned it.
 
     Raises:
@@ -76,7 +76,7 @@ def _check_utf8(option: str, value: str) -> None:
         raise UsageError(f"{option} {value!r} is not UTF-8; give a name in UTF-8") from error
 
 
-def check_earlier_run(config: JobConfig) -> EarlierRun | None:
+def read_earlier_run(config: JobConfig) -> EarlierRun | None:
     """The earlier run that this one is compared with, if one is named.
 
     It may be the report that this run is going to replace: it is read now. On a job's first night there is none yet.

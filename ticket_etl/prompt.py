@@ -49,21 +49,21 @@ class Prompt:
     """Everything around the ticket, as token ids, and the labels that may follow.
 
     prefix, suffix: int32, shape (tokens,).
-    labels: the trie of the labels' token sequences, each ended by the end-of-turn token.
+    trie: of the labels' token sequences, each ended by the end-of-turn token.
     sequences: per label its token ids, the end-of-turn token included.
     piece_tokens: tickets with more tokens are read in pieces, each with prefix and suffix of its own; None for never.
     """
 
     prefix: TokenIds
     suffix: TokenIds
-    labels: LabelTrie
+    trie: LabelTrie
     sequences: tuple[tuple[int, ...], ...]
     piece_tokens: int | None = None
 
     @property
     def fixed_tokens(self) -> int:
         """Tokens of every prompt besides the ticket's own, label nodes included."""
-        return len(self.prefix) + len(self.suffix) + len(self.labels.nodes)
+        return len(self.prefix) + len(self.suffix) + len(self.trie.nodes)
 
     @property
     def is_causal(self) -> bool:
@@ -81,7 +81,7 @@ class Prompt:
 
     def without_branches(self) -> "Prompt":
         """The same prompt with nothing to decode after it, for those who read features and no labels."""
-        return replace(self, labels=_NO_LABELS)
+        return replace(self, trie=_NO_LABELS)
 
     @property
     def fingerprint(self) -> str:

@@ -74,13 +74,13 @@ class LabelReading:
 
     def batch(self, inputs: Inputs, **how: Any) -> FloatArray:
         """See `Reading`."""
-        return self._calibrate(self.prompt.labels.label_log_probs(self.model.logits(inputs, **how)))
+        return self._calibrate(self.prompt.trie.label_log_probs(self.model.logits(inputs, **how)))
 
     def alone(self, ticket: TokenIds) -> FloatArray:
         """See `Reading`: one plain forward pass per branch of the label trie, over prompt and path."""
         whole = [*self.prompt.prefix, *ticket, *self.prompt.suffix]
-        logits = [self.model.logits_alone([*whole, *branch.path]) for branch in self.prompt.labels.branches]
-        return self._calibrate(self.prompt.labels.label_log_probs(np.array([logits], dtype=np.float32)))[0]
+        logits = [self.model.logits_alone([*whole, *branch.path]) for branch in self.prompt.trie.branches]
+        return self._calibrate(self.prompt.trie.label_log_probs(np.array([logits], dtype=np.float32)))[0]
 
     def calibrated(self, content_free: Sequence[TokenIds]) -> "LabelReading":
         """This reading without the prior that shows on tickets without content.
@@ -149,7 +149,7 @@ class FeatureReading:
         if isinstance(self.model, EncoderModel):
             return self.model.features(inputs, self.parts, **how)
         features, logits = self.model.features_and_logits(inputs, self.parts, **how)
-        return np.concatenate([features, self.prompt.labels.label_log_probs(logits)], axis=1)
+        return np.concatenate([features, self.prompt.trie.label_log_probs(logits)], axis=1)
 
     def alone(self, ticket: TokenIds) -> FloatArray:
         """See `Reading`."""

@@ -82,7 +82,7 @@ class Packed:
         self.layout = layout
         self.num_values = reading.num_values
         self._reading = reading
-        self._packing = packing_for(reading.model, _shared_prefix(reading, layout), layout.prompt.labels)
+        self._packing = packing_for(reading.model, _shared_prefix(reading, layout), layout.prompt.trie)
 
     def score(self, batch: Batch, tickets: Sequence[TokenIds]) -> FloatArray:
         """See `Scorer.score`."""
@@ -143,7 +143,9 @@ def check_scorer(
             return strategy, scorer
         problem = f"log-probabilities of real tickets are off by {np.abs(scores - expected).max():.2g}"
         if strategy is REFERENCE:
-            log.warning("packed weights do not fit this model (%s); using its own layers, each ticket alone", problem)
+            log.warning(
+                "prepacked weights do not fit this model (%s); using its own layers, each ticket alone", problem
+            )
             return REFERENCE, reference
         strategy, scorer = build_scorer(_give_way(strategy, problem), reading)
 

@@ -29,7 +29,7 @@ from ticket_etl.certify import CONFIRMED_SHARE, SAMPLED_SHARE
 from ticket_etl.config import AUTO_BATCH_TOKENS, AUTO_BATCH_TOKENS_ELSEWHERE, ScoringConfig
 from ticket_etl.encoder_model import EncoderModel
 from ticket_etl.head import FeaturePart
-from ticket_etl.kernels import BFLOAT16, FLOAT32, PRECISIONS, PackedGatedMlp
+from ticket_etl.kernels import BFLOAT16, FLOAT32, PRECISIONS, PrepackedGatedMlp
 from ticket_etl.language_model import LanguageModel
 from ticket_etl.machine import processor, versions
 from ticket_etl.models import ModelFolder
@@ -158,7 +158,7 @@ def tune(
         "model": folder.revision,
         "processor": processor(),
         "threads": torch.get_num_threads(),
-        "prompt": [len(prompt.prefix), len(prompt.suffix), len(prompt.labels.nodes), prompt.piece_tokens],
+        "prompt": [len(prompt.prefix), len(prompt.suffix), len(prompt.trie.nodes), prompt.piece_tokens],
         "reads_labels": reads_labels,
         "versions": {name: versions()[name] for name in ("torch", "transformers")} | {"ticket-etl": __version__},
     }
@@ -288,7 +288,7 @@ def measure(reading: Reading, wanted: Sequence[tuple[str, str, int]]) -> tuple[S
     The least time of each counts, since whatever disturbs only adds. What this model or machine cannot do is left out.
     """
     end = time.monotonic() + _SECONDS
-    layout_tokens = len(reading.prompt.suffix) + len(reading.prompt.labels.nodes)
+    layout_tokens = len(reading.prompt.suffix) + len(reading.prompt.trie.nodes)
     tickets = made_up_tickets(_SAMPLE_TOKENS, layout_tokens)
     scorers: dict[tuple[str, str], tuple[Strategy, Scorer]] = {}
     seconds: dict[tuple[str, str, int], list[float]] = {}
@@ -356,10 +356,10 @@ def stand_in(model: PreTrainedModel, folder: ModelFolder, prompt: Prompt, *, rea
     if reads_labels:
         number = {token: _VOCABULARY + place for place, token in enumerate(tokens)}
         sequences = tuple(tuple(number[token] for token in sequence) for sequence in prompt.sequences)
-        like = replace(like, sequences=sequences, labels=build_trie(sequences))
-    network = LanguageModel(small, like.labels, PRECISIONS)
+        like = replace(like, sequences=sequences, trie=build_trie(sequences))
+    network = LanguageModel(small, like.trie, PRECISIONS)
     for module in small.modules():
-        if isinstance(module, PackedGatedMlp):
+        if isinstance(module, PrepackedGatedMlp):
             module.is_last = False  # a layer like all the others of the whole model
     if reads_labels:
         return LabelReading(network, like)

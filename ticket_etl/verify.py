@@ -9,7 +9,7 @@ from ticket_etl.certify import margins
 from ticket_etl.config import ScoringConfig
 from ticket_etl.errors import EXIT_DISAGREEMENT
 from ticket_etl.network import FloatArray
-from ticket_etl.preflight import check_request
+from ticket_etl.preflight import read_request
 from ticket_etl.scorers import reference_scores, score_plan
 from ticket_etl.scoring import Scoring
 from ticket_etl.workload import read_workload
@@ -86,10 +86,10 @@ def verify_input(config: ScoringConfig, sample: int | None, on_progress: Callabl
     """Score a sample (or, with None, every ticket) by the configured strategy and by the reference.
 
     Raises:
-        UsageError, ModelError: see `check_request` and `Scoring`.
+        UsageError, ModelError: see `read_request` and `Scoring`.
         InputError: IN cannot be read, or holds no text.
     """
-    request = check_request(config)
+    request = read_request(config)
     labels, folder = request.labels, request.folder
     workload = read_workload(config)
     scoring = Scoring(config, labels, folder, head=request.head)

@@ -26,7 +26,7 @@ from tickets_helpers import (
 
 from ticket_etl.errors import InputError, OutputError, UsageError
 from ticket_etl.tickets import check_output, open_tickets, write_labelled
-from ticket_etl.tickets.drift import widen
+from ticket_etl.tickets.unify import widen
 
 CORPUS_CODE = """
 import sys

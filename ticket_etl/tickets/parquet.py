@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 
 from ticket_etl.errors import InputError
 from ticket_etl.tickets.base import Tickets, bounded, is_string, join_texts, resolve_text_columns
-from ticket_etl.tickets.drift import conform, unify_schemas
 from ticket_etl.tickets.files import PARQUET, Part, content_hash
 from ticket_etl.tickets.parquet_file import check_sizes, decoding, group_batches, int96_unit, leaves_of, open_parquet
 from ticket_etl.tickets.render import as_bytes, json_text, render, unrenderable
+from ticket_etl.tickets.unify import conform, unify_schemas
 
 
 class ParquetTickets(Tickets):
@@ -39,7 +39,7 @@ class ParquetTickets(Tickets):
         self.content_hash = content_hash(parts, folder=folder is not None)
 
     def leaf_codecs(self, columns: Sequence[int]) -> list[str]:
-        """Give the codec of each leaf of some columns, in order; nothing if the parts' schemas drift."""
+        """Give the codec of each leaf of some columns, in order; nothing if the parts' schemas differ."""
         with open_parquet(self.parts[0]) as parquet:
             same = len(self.codecs) == parquet.metadata.num_columns and parquet.schema_arrow.names == self.schema.names
             leaves = leaves_of(parquet, columns) if same else []

@@ -1,4 +1,4 @@
-"""One schema for the parts of a data set whose schemas drift.
+"""One schema for the parts of a data set whose schemas differ.
 
 Columns are matched by name and keep the order of the first part that has them. A column that a part lacks is null there
 (and then nullable everywhere). Types that differ are widened where no value can change:
