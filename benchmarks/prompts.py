@@ -19,6 +19,7 @@ from string import ascii_uppercase
 
 import click
 
+from ticket_etl.arrays import FloatArray
 from ticket_etl.process import prepare_memory
 
 prepare_memory()  # as the command does, before torch is loaded
@@ -30,7 +31,6 @@ from ticket_etl.config import ScoringConfig  # noqa: E402
 from ticket_etl.labels import Label, LabelSet, load_labels  # noqa: E402
 from ticket_etl.learning import figures  # noqa: E402
 from ticket_etl.models import find_model  # noqa: E402
-from ticket_etl.network import FloatArray  # noqa: E402
 from ticket_etl.opening import CONTENT_FREE  # noqa: E402
 from ticket_etl.readings import LabelReading  # noqa: E402
 from ticket_etl.scorers import score_plan  # noqa: E402

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from ticket_etl.arrays import TokenIds
 from ticket_etl.process import prepare_memory
 
 prepare_memory()  # as the command does, before torch is loaded
@@ -24,7 +25,6 @@ from ticket_etl.config import ScoringConfig  # noqa: E402
 from ticket_etl.features import FeatureReader  # noqa: E402
 from ticket_etl.learning import Examples, figures, make_folds  # noqa: E402
 from ticket_etl.preflight import read_request  # noqa: E402
-from ticket_etl.prompt import TokenIds  # noqa: E402
 
 DRAWS = 3
 TIMED = 200

@@ -31,45 +31,11 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def bfloat16_products() -> Iterator[None]:
-    """On a processor without bfloat16 products, float32 products of bfloat16 numbers stand in for them in this process.
-
-    What is built on them (tuning, certification, bench) is so tested everywhere; their speed is not.
-    """
-    import torch
-    from torch.nn import functional
-
-    from ticket_etl import kernels
-
-    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        yield
-        return
-    packed_weight = kernels._pack
-    packed_product, packed_product_times = kernels.PrepackedLinear.product, kernels.PrepackedLinear.product_times
-    activations = {"none": lambda x: x, "swish": functional.silu, "gelu": functional.gelu}
-
-    def pack(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return weight.detach().to(dtype).float() if dtype == torch.bfloat16 else packed_weight(weight, dtype)
-
-    def product(
-        self: kernels.PrepackedLinear, tokens: torch.Tensor, precision: str, then: str = "none"
-    ) -> torch.Tensor:
-        if precision != kernels.BFLOAT16:
-            return packed_product(self, tokens, precision, then)
-        bias = self._biases[precision]
-        exact = functional.linear(tokens.float(), self._weights[precision], None if bias is None else bias.float())
-        return activations[then](exact).bfloat16()
-
-    def product_times(
-        self: kernels.PrepackedLinear, tokens: torch.Tensor, other: torch.Tensor, precision: str
-    ) -> torch.Tensor:
-        if precision != kernels.BFLOAT16:
-            return packed_product_times(self, tokens, other, precision)
-        return self.product(tokens, precision) * other
+    """Every test has bfloat16 products, real ones or the stand-in."""
+    from tests.bfloat16 import stand_in
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_pack", pack)
-        patch.setattr(kernels.PrepackedLinear, "product", product)
-        patch.setattr(kernels.PrepackedLinear, "product_times", product_times)
+        stand_in(patch)
         yield
 
 

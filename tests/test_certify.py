@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ticket_etl.arrays import TokenIds
 from ticket_etl.certify import Certifier, drift, margins
 from ticket_etl.drift_profile import DriftProfile, keep_profile, load_profile
-from ticket_etl.prompt import TokenIds
 
 COUNT = 1_000
 

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiny import tiny_model, tiny_tokenizer
+from ticket_etl.arrays import TokenIds
 from ticket_etl.collate import Inputs, Layout
 from ticket_etl.labels import Label, LabelSet
 from ticket_etl.language_model import LanguageModel
 from ticket_etl.plan import Batch, Limits, computed_tokens
-from ticket_etl.prompt import Prompt, TicketEncoder, TokenIds, build_prompt
+from ticket_etl.prompt import Prompt, TicketEncoder, build_prompt
 from ticket_etl.readings import LabelReading
 from ticket_etl.scorers import build_scorer
 from ticket_etl.strategies import STRATEGIES, Strategy

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from ticket_etl.cli import cli, run_command
-from ticket_etl.config import JobConfig, ScoringConfig, read_settings
-from ticket_etl.strategies import STRATEGIES
+from ticket_etl.config import JobConfig, read_settings
 
 
 def write(folder: Path, content: str | bytes, name: str = "settings.toml") -> Path:
@@ -104,10 +103,6 @@ def test_reports_and_rejects_lie_beside_the_output() -> None:
     assert config.report_path == Path("night/out.parquet.report.json")
     assert config.rejects_path == Path("night/out.parquet.rejects.jsonl")
     assert JobConfig(input="-", output=Path("o"), report=Path("r.json")).report_path == Path("r.json")
-
-
-def test_default_strategy_is_one_of_the_strategies() -> None:
-    assert ScoringConfig(input="").strategy in ("auto", *STRATEGIES)
 
 
 @pytest.mark.parametrize(

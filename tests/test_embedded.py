@@ -5,11 +5,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import ROOT
+from ticket_etl.arrays import TokenIds
 from ticket_etl.config import ScoringConfig
 from ticket_etl.labels import load_labels
 from ticket_etl.models import find_model
 from ticket_etl.plan import Limits
-from ticket_etl.prompt import TokenIds
 from ticket_etl.sampling import stratified_sample
 from ticket_etl.scorers import build_scorer, reference_scores, score_plan
 from ticket_etl.scoring import Scoring
@@ -33,7 +33,7 @@ name = "bug"
 [[label]]
 name = "delivery of a parcel that is late, lost or damaged"
 """
-COUNT = 6
+COUNT = 4
 LONGEST = 100
 
 

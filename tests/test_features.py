@@ -8,6 +8,7 @@ import torch
 
 from tests.test_agreement import GIVES_WAY, LABEL_SETS, TEXTS, TOLERANCE
 from tests.tiny import ENCODER_LAYOUTS, LAYOUTS, tiny_encoder, tiny_encoder_tokenizer, tiny_model, tiny_tokenizer
+from ticket_etl.arrays import TokenIds
 from ticket_etl.encoder_model import EncoderModel
 from ticket_etl.flex import FlexPacking
 from ticket_etl.head import FeaturePart, Head
@@ -16,7 +17,7 @@ from ticket_etl.labels import Label, LabelSet
 from ticket_etl.language_model import LanguageModel
 from ticket_etl.network import Network
 from ticket_etl.plan import Limits
-from ticket_etl.prompt import Prompt, TicketEncoder, TokenIds, build_encoder_prompt, build_prompt
+from ticket_etl.prompt import Prompt, TicketEncoder, build_encoder_prompt, build_prompt
 from ticket_etl.readings import FeatureReading, HeadReading, LabelReading, Reading
 from ticket_etl.scorers import Reference, build_scorer, score_plan
 from ticket_etl.strategies import REFERENCE, STRATEGIES

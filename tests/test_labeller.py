@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiny import tiny_tokenizer
+from ticket_etl.arrays import TokenIds
 from ticket_etl.certify import Certifier
 from ticket_etl.collate import Layout
 from ticket_etl.labeller import Labeller, is_blank, text_key
 from ticket_etl.labels import Label, LabelSet
 from ticket_etl.plan import Batch, Limits
-from ticket_etl.prompt import TicketEncoder, TokenIds, build_prompt
+from ticket_etl.prompt import TicketEncoder, build_prompt
 from ticket_etl.strategies import STRATEGIES
 from ticket_etl.tally import Tally
 from ticket_etl.verdicts import EMPTY, FAILED, OK, TRUNCATED, Verdicts

@@ -11,6 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from ticket_etl import learning
+from ticket_etl.arrays import FloatArray, TokenIds
 from ticket_etl.head import FeaturePart, Head
 from ticket_etl.learning import (
     BALANCES,
@@ -22,8 +23,6 @@ from ticket_etl.learning import (
     accuracy_and_macro_f1,
     make_folds,
 )
-from ticket_etl.network import FloatArray
-from ticket_etl.prompt import TokenIds
 from ticket_etl.trie import log_softmax
 
 OWN, OTHER = FeaturePart("mean", 4), FeaturePart("mean", 2)

@@ -8,12 +8,12 @@ import pytest
 
 from tests.tiny import save_tiny_model
 from ticket_etl import scorers
+from ticket_etl.arrays import TokenIds
 from ticket_etl.config import ScoringConfig
 from ticket_etl.kernels import PrepackedLinear
 from ticket_etl.labels import Label, LabelSet
 from ticket_etl.models import ModelFolder, find_model
 from ticket_etl.plan import Batch
-from ticket_etl.prompt import TokenIds
 from ticket_etl.scorers import Packed, Reference
 from ticket_etl.scoring import Scoring
 

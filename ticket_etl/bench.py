@@ -16,16 +16,16 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
+from ticket_etl.arrays import FloatArray, TokenIds
 from ticket_etl.certify import Certifier, drift
 from ticket_etl.config import ScoringConfig
 from ticket_etl.drift_profile import DriftProfile
 from ticket_etl.errors import EXIT_DISAGREEMENT
 from ticket_etl.kernels import FLOAT32
 from ticket_etl.machine import matrix_rate
-from ticket_etl.network import FloatArray, Network
+from ticket_etl.network import Network
 from ticket_etl.plan import Limits, computed_tokens, padding_fraction
 from ticket_etl.preflight import Request, read_request
-from ticket_etl.prompt import TokenIds
 from ticket_etl.readings import Reading
 from ticket_etl.scorers import Scorer, build_scorer, reference_scores, score_plan
 from ticket_etl.scoring import Scoring

@@ -30,14 +30,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ticket_etl.arrays import FloatArray, TokenIds
 from ticket_etl.drift_profile import SAFETY, DriftProfile
-from ticket_etl.network import FloatArray
-from ticket_etl.prompt import TokenIds
 from ticket_etl.sampling import stratified_sample
 
 log = logging.getLogger("ticket_etl")
 
-BoolArray = npt.NDArray[np.bool_]
 ExactScores = Callable[[Sequence[TokenIds]], FloatArray]
 """Label log-probabilities in float32: float32, shape (tickets, labels)."""
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ticket_etl.plan import Batch, Lengths
-from ticket_etl.prompt import Prompt, TokenIds
+from ticket_etl.arrays import Lengths, TokenIds
+from ticket_etl.plan import Batch
+from ticket_etl.prompt import Prompt
 from ticket_etl.strategies import REFERENCE, Strategy
 
 IntArray = npt.NDArray[np.int64]

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from ticket_etl.arrays import FloatArray, TokenIds
 from ticket_etl.collate import Inputs, Layout
 from ticket_etl.head import FeaturePart
 from ticket_etl.kernels import PRECISIONS
-from ticket_etl.network import FloatArray, Network, Pool, features_of
-from ticket_etl.prompt import Prompt, TokenIds
+from ticket_etl.network import Network, Pool, features_of
+from ticket_etl.prompt import Prompt
 
 
 class EncoderModel(Network):

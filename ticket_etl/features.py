@@ -8,13 +8,12 @@ import torch
 import transformers
 
 from ticket_etl import __version__
+from ticket_etl.arrays import FloatArray, TokenIds
 from ticket_etl.config import ScoringConfig
 from ticket_etl.fingerprint import fingerprint_text
 from ticket_etl.head import FeaturePart
 from ticket_etl.labels import LabelSet
 from ticket_etl.models import ModelFolder
-from ticket_etl.network import FloatArray
-from ticket_etl.prompt import TokenIds
 from ticket_etl.scorers import score_plan
 from ticket_etl.scoring import Scoring
 

@@ -24,6 +24,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 
+from ticket_etl.arrays import FloatArray
 from ticket_etl.atomic import replace_atomically
 from ticket_etl.config import ScoringConfig
 from ticket_etl.errors import InputError, ModelError, OutputError, UsageError
@@ -45,7 +46,6 @@ from ticket_etl.learning import (
     word_counts,
 )
 from ticket_etl.models.places import cache_dirs_to_read, writable_cache
-from ticket_etl.network import FloatArray
 from ticket_etl.preflight import check_result_path, read_request
 from ticket_etl.workload import open_workload_input
 

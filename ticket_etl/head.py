@@ -14,12 +14,11 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from ticket_etl.arrays import FloatArray
 from ticket_etl.atomic import replace_atomically
 from ticket_etl.errors import UsageError
 from ticket_etl.trie import log_softmax
 from ticket_etl.words import Ids, Words
-
-FloatArray = npt.NDArray[np.float32]
 
 _METADATA = "ticket-etl-head"
 _VERSION = 2

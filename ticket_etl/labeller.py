@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ticket_etl.arrays import FloatArray, Lengths, TokenIds
 from ticket_etl.cache import KnownVerdicts, LabelCache
 from ticket_etl.certify import Certifier
-from ticket_etl.network import FloatArray
-from ticket_etl.plan import Batch, Lengths, Limits, restore_order
-from ticket_etl.prompt import EncodedTicket, TicketEncoder, TokenIds
+from ticket_etl.plan import Batch, Limits, restore_order
+from ticket_etl.prompt import EncodedTicket, TicketEncoder
 from ticket_etl.scorers import MemoryGuard, Reference, Scorer
 from ticket_etl.strategies import Strategy
 from ticket_etl.tally import Tally

@@ -14,12 +14,13 @@ import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
+from ticket_etl.arrays import FloatArray, TokenIds
 from ticket_etl.collate import Inputs, Layout
 from ticket_etl.errors import ModelError
 from ticket_etl.head import FeaturePart
 from ticket_etl.kernels import PRECISIONS
-from ticket_etl.network import FloatArray, Network, Pool, PrefixCache, features_of
-from ticket_etl.prompt import Prompt, TokenIds
+from ticket_etl.network import Network, Pool, PrefixCache, features_of
+from ticket_etl.prompt import Prompt
 from ticket_etl.trie import LabelTrie
 
 

@@ -33,9 +33,8 @@ from sklearn.model_selection import RepeatedStratifiedKFold
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
+from ticket_etl.arrays import FloatArray, TokenIds
 from ticket_etl.head import FeaturePart
-from ticket_etl.network import FloatArray
-from ticket_etl.prompt import TokenIds
 from ticket_etl.trie import log_softmax
 from ticket_etl.words import Words
 

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ticket_etl.arrays import FloatArray
 from ticket_etl.collate import Inputs, Layout, Span
 from ticket_etl.head import FeaturePart
 from ticket_etl.kernels import BFLOAT16, PLAIN, Switch, install_kernels
 
-FloatArray = npt.NDArray[np.float32]
 PrefixCache = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 """Per layer the keys and values of the prefix, each of shape (1, key-value heads, prefix tokens, head dimension)."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Lengths = npt.NDArray[np.int64]
+from ticket_etl.arrays import Lengths
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from ticket_etl.arrays import Lengths, TokenIds
 from ticket_etl.errors import ModelError, UsageError
 from ticket_etl.labels import LabelSet
 from ticket_etl.trie import LabelTrie, build_trie
 from ticket_etl.words import word_table
-
-TokenIds = npt.NDArray[np.int32]
-Lengths = npt.NDArray[np.int64]
 
 # Stand-ins for contents while a chat template is rendered: plain letters, which no template strips or rewrites.
 _SYSTEM, _USER, _ANSWER = "ticketEtlSystemSlot", "ticketEtlUserSlot", "ticketEtlAnswerSlot"

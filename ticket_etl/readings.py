@@ -11,12 +11,13 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from ticket_etl.arrays import FloatArray, TokenIds
 from ticket_etl.collate import Inputs
 from ticket_etl.encoder_model import EncoderModel
 from ticket_etl.head import FeaturePart, Head
 from ticket_etl.language_model import LanguageModel
-from ticket_etl.network import FloatArray, Network
-from ticket_etl.prompt import Prompt, TokenIds
+from ticket_etl.network import Network
+from ticket_etl.prompt import Prompt
 from ticket_etl.trie import log_softmax
 
 

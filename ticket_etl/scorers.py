@@ -12,11 +12,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from ticket_etl.arrays import FloatArray, Lengths, TokenIds
 from ticket_etl.attention import enable_packing, packing_for
 from ticket_etl.collate import Layout
-from ticket_etl.network import FloatArray, PrefixCache
-from ticket_etl.plan import Batch, Lengths, Limits, restore_order
-from ticket_etl.prompt import TokenIds
+from ticket_etl.network import PrefixCache
+from ticket_etl.plan import Batch, Limits, restore_order
 from ticket_etl.readings import Reading
 from ticket_etl.strategies import REFERENCE, Strategy
 

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ticket_etl import __version__
+from ticket_etl.arrays import FloatArray, TokenIds
 from ticket_etl.cache import LabelCache
 from ticket_etl.certify import Certifier
 from ticket_etl.config import AUTO_BATCH_TOKENS, AUTO_BATCH_TOKENS_ELSEWHERE, ScoringConfig
@@ -22,10 +23,10 @@ from ticket_etl.labeller import Labeller, is_blank
 from ticket_etl.labels import LabelSet
 from ticket_etl.machine import choose_device, processor, set_threads
 from ticket_etl.models import ModelFolder
-from ticket_etl.network import FloatArray, Network
+from ticket_etl.network import Network
 from ticket_etl.opening import open_model
 from ticket_etl.plan import Limits
-from ticket_etl.prompt import Prompt, TokenIds
+from ticket_etl.prompt import Prompt
 from ticket_etl.readings import Reading
 from ticket_etl.scorers import Reference, build_scorer, check_scorer, score_plan
 from ticket_etl.strategies import STRATEGIES

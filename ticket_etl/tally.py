@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from ticket_etl.arrays import TokenIds
 from ticket_etl.collate import Layout
 from ticket_etl.plan import Batch, Limits, computed_tokens
-from ticket_etl.prompt import Prompt, TokenIds
+from ticket_etl.prompt import Prompt
 from ticket_etl.strategies import STRATEGIES
 from ticket_etl.verdicts import ABSTAINED, STATUSES, Verdicts
 

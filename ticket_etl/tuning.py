@@ -25,6 +25,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ticket_etl import __version__, kept
+from ticket_etl.arrays import TokenIds
 from ticket_etl.certify import CONFIRMED_SHARE, SAMPLED_SHARE
 from ticket_etl.config import AUTO_BATCH_TOKENS, AUTO_BATCH_TOKENS_ELSEWHERE, ScoringConfig
 from ticket_etl.encoder_model import EncoderModel
@@ -36,7 +37,7 @@ from ticket_etl.models import ModelFolder
 from ticket_etl.models.pooling import read_pooling
 from ticket_etl.models.quiet import quiet_libraries
 from ticket_etl.plan import Limits
-from ticket_etl.prompt import Prompt, TokenIds
+from ticket_etl.prompt import Prompt
 from ticket_etl.readings import FeatureReading, LabelReading, Reading
 from ticket_etl.scorers import Scorer, build_scorer, score_plan
 from ticket_etl.strategies import STRATEGIES, Strategy

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ticket_etl.arrays import FloatArray
 from ticket_etl.certify import margins
 from ticket_etl.config import ScoringConfig
 from ticket_etl.errors import EXIT_DISAGREEMENT
-from ticket_etl.network import FloatArray
 from ticket_etl.preflight import read_request
 from ticket_etl.scorers import reference_scores, score_plan
 from ticket_etl.scoring import Scoring

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float32]
+from ticket_etl.arrays import FloatArray
+
 Ids = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from serving import Engine, Task, Tickets, serve
 
+from ticket_etl.arrays import FloatArray, TokenIds
 from ticket_etl.process import prepare_memory
 
 prepare_memory()  # as the command does, before torch is loaded
@@ -24,8 +25,6 @@ from ticket_etl.config import ScoringConfig  # noqa: E402
 from ticket_etl.drift_profile import DriftProfile  # noqa: E402
 from ticket_etl.labels import load_labels  # noqa: E402
 from ticket_etl.models import find_model  # noqa: E402
-from ticket_etl.network import FloatArray  # noqa: E402
-from ticket_etl.prompt import TokenIds  # noqa: E402
 from ticket_etl.scorers import score_plan  # noqa: E402
 from ticket_etl.scoring import Scoring  # noqa: E402
 

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 import pytest
-import torch
 
+from tests.bfloat16 import HAS_BFLOAT16, stand_in
 from ticket_etl.machine import usable_cores
 from ticket_etl.verdicts import VERDICT
 
@@ -33,9 +33,8 @@ COMMAND = Path(sys.executable).with_name("ticket-etl")
 SOURCE_TREE = Path(__file__).resolve().parents[2]
 OUTPUT_COLUMNS = ["label", "label_score", "label_margin", "label_status"]
 TIMEOUT = 120.0
-HAS_BFLOAT16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 needs_bfloat16 = pytest.mark.skipif(not HAS_BFLOAT16, reason="no bfloat16 matrix products on this processor")
-"""For what runs in a process of its own, where nothing stands in for such products."""
+"""For what `start` and `run` do; in `run_warm` the stand-in takes their place."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +116,7 @@ def _command(arguments: list[str], environment: dict[str, str], source: str, out
     for path, mode, number in ((source, os.O_RDONLY, 0), (out, os.O_WRONLY, 1), (err, os.O_WRONLY, 2)):
         os.dup2(os.open(path, mode | os.O_CREAT), number)
     sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False))  # multiprocessing has given it another file
+    stand_in(pytest.MonkeyPatch())
     from ticket_etl.cli import main
 
     main(arguments)

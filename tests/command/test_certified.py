@@ -21,7 +21,7 @@ from tests.command.support import (
     wait_for,
 )
 
-pytestmark = [pytest.mark.slow, needs_bfloat16]
+pytestmark = pytest.mark.slow
 
 
 class Nights:
@@ -62,11 +62,12 @@ def test_first_night_measures_and_later_ones_confirm(nights: Nights) -> None:
     assert nights.labels("exact.parquet") == nights.labels("monday.parquet") == nights.labels("tuesday.parquet")
     assert first["profile"] is None
     assert first["sampled"] == 10 * 64
-    assert first["verified"] == 10 * 32
+    assert first["verified"] == 10 * 31  # half of the sample, without the longest, which is in every sample
     assert second["profile"]["runs"] == 1
     assert second["bound"] == second["profile"]["bound"] >= first["bound"]
-    assert second["sampled"] == second["verified"] == 10 * 32
-    assert second["remaining_disagreement_rate_95"] == 3 / 320
+    assert second["sampled"] == 10 * 32
+    assert second["verified"] == 10 * 31
+    assert second["remaining_disagreement_rate_95"] == 3 / 310
 
 
 def test_few_tickets_are_scored_in_float32_at_once(nights: Nights) -> None:
@@ -80,6 +81,7 @@ def test_few_tickets_are_scored_in_float32_at_once(nights: Nights) -> None:
     assert report["machine"]["dtype"] == "bfloat16"
 
 
+@needs_bfloat16
 def test_killed_run_is_resumed_with_the_profile_it_began_with(nights: Nights) -> None:
     """Byte for byte, although a finished run changes what is kept."""
     nights.night("first.parquet", "--dtype", "bfloat16")

@@ -27,7 +27,6 @@ from tests.command.support import (
     finish,
     in_parallel,
     names_in,
-    needs_bfloat16,
     read_report,
     rows_in,
     run,
@@ -310,9 +309,7 @@ def changed_runs(
     return in_parallel(rerun, chosen(request, test_changed_job_starts_afresh, "what"))
 
 
-@pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=needs_bfloat16 if what == "dtype" else ()) for what in CHANGES]
-)
+@pytest.mark.parametrize("what", CHANGES)
 def test_changed_job_starts_afresh(what: str, changed_runs: dict[str, tuple[Job, Outcome]]) -> None:
     """Whatever decides a score has changed since the stop: nothing is resumed, and the run says what it was."""
     job, outcome = changed_runs[what]
