@@ -1,5 +1,6 @@
 """Night after night in bfloat16: certified, with a drift profile that is kept, and resumed to the same bytes."""
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,14 @@ class Nights:
         assert ("certified" in outcome.err) == (report["certification"] is not None)
         return report
 
+    def make_profile_wider(self) -> None:
+        """Double what is kept, so that no drift of the next night is beyond it: chance would make some so."""
+        (path,) = (self.folder / "cache" / "drift").glob("*.json")
+        entry = json.loads(path.read_text())
+        for name in ("bound", "drift_max"):
+            entry["value"][name] *= 2
+        path.write_text(json.dumps(entry))
+
     def labels(self, name: str) -> list[str]:
         labels: list[str] = pq.read_table(self.folder / name)["label"].to_pylist()
         return labels
@@ -58,13 +67,14 @@ def test_first_night_measures_and_later_ones_confirm(nights: Nights) -> None:
     """With float32's labels each time."""
     nights.night("exact.parquet", "--dtype", "float32")
     first = nights.night("monday.parquet", "--dtype", "bfloat16")["certification"]
+    nights.make_profile_wider()
     second = nights.night("tuesday.parquet", "--dtype", "bfloat16")["certification"]
     assert nights.labels("exact.parquet") == nights.labels("monday.parquet") == nights.labels("tuesday.parquet")
     assert first["profile"] is None
     assert first["sampled"] == 10 * 64
     assert first["verified"] == 10 * 31  # half of the sample, without the longest, which is in every sample
     assert second["profile"]["runs"] == 1
-    assert second["bound"] == second["profile"]["bound"] >= first["bound"]
+    assert second["bound"] == second["profile"]["bound"] >= 2 * first["bound"]
     assert second["sampled"] == 10 * 32
     assert second["verified"] == 10 * 31
     assert second["remaining_disagreement_rate_95"] == 3 / 310
