@@ -89,7 +89,9 @@ def run(*arguments: object, data: bytes | None = None, **options: Any) -> Outcom
     return finish(start(*arguments, **options), data)
 
 
-def run_warm(*arguments: object, data: bytes | None = None, environment: Mapping[str, str] | None = None) -> Outcome:
+def run_warm(
+    *arguments: object, data: bytes | None = None, environment: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Outcome:
     """Run the command in a fresh child of a process that has loaded torch already, which saves most of a short run.
 
     For tests of what the command does with its input; those of how it starts, and is stopped, use `run` and `start`.
@@ -100,7 +102,8 @@ def run_warm(*arguments: object, data: bytes | None = None, environment: Mapping
         streams = [str(Path(folder, name)) for name in ("in", "out", "err")]
         Path(streams[0]).write_bytes(data or b"")
         variables = dict(environment or clean_environment())
-        child = forks.Process(target=_command, args=([str(each) for each in arguments], variables, *streams))
+        told = [str(each) for each in arguments]
+        child = forks.Process(target=_command, args=(told, variables, cwd or Path.cwd(), *streams))
         child.start()
         child.join(TIMEOUT)
         if child.exitcode is None:
@@ -110,7 +113,8 @@ def run_warm(*arguments: object, data: bytes | None = None, environment: Mapping
     return Outcome(child.exitcode, out, err)
 
 
-def _command(arguments: list[str], environment: dict[str, str], source: str, out: str, err: str) -> None:
+def _command(arguments: list[str], environment: dict[str, str], cwd: Path, source: str, out: str, err: str) -> None:
+    os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
     for path, mode, number in ((source, os.O_RDONLY, 0), (out, os.O_WRONLY, 1), (err, os.O_WRONLY, 2)):

@@ -23,6 +23,7 @@ from tests.command.support import (
     names_in,
     read_report,
     run,
+    run_warm,
     shell,
     slow_but,
     write_labels,
@@ -201,7 +202,7 @@ def test_names_are_literal(name: str, tickets: Path, tmp_path: Path, quick: list
     shutil.copy(tickets, tmp_path / f"{name}.parquet")
     (tmp_path / "new").mkdir()
     (tmp_path / "axc.parquet").write_bytes(b"what the pattern a[b]c would be taken for")
-    outcome = run("classify", *quick, "--", f"{name}.parquet", f"new/{name}.parquet", cwd=tmp_path)
+    outcome = run_warm("classify", *quick, "--", f"{name}.parquet", f"new/{name}.parquet", cwd=tmp_path)
     assert_done(outcome)
     assert_lossless(tickets, tmp_path / "new" / f"{name}.parquet")
     assert names_in(tmp_path / "new") == {f"{name}.parquet", f"{name}.parquet.report.json"}
@@ -226,7 +227,7 @@ def test_link_stays_a_link(target: str, exists: bool, tickets: Path, out: Path, 
     if exists:
         (store / "real.parquet").write_bytes(OLD)
     out.symlink_to(target.format(store=store))
-    assert_done(run("classify", tickets, out, *quick))
+    assert_done(run_warm("classify", tickets, out, *quick))
     assert out.is_symlink()
     assert_lossless(tickets, store / "real.parquet")
     assert names_in(store) == {"real.parquet"}
