@@ -63,4 +63,5 @@ class Interrupted(BaseException):
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name}; run the same command again to resume")
+        self.signum = signum
         self.exit_code = 128 + signum

@@ -5,6 +5,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -103,11 +104,22 @@ def signals_interrupt() -> Iterator[None]:
             raised_at = time.monotonic()
             raise Interrupted(signum)
 
+    def send_again(lost: "sys.UnraisableHookArgs") -> None:
+        nonlocal raised_at
+        if not isinstance(lost.exc_value, Interrupted):
+            report_lost(lost)
+            return
+        # The signal came during a finalizer, which lets no exception out: it comes again when that is over.
+        raised_at = float("-inf")
+        threading.Timer(0.01, signal.raise_signal, [lost.exc_value.signum]).start()
+
     # A signal that the parent ignores (nohup) stays ignored.
     caught = [each for each in _ENDING if signal.getsignal(each) is not signal.SIG_IGN]
     before = {each: signal.signal(each, interrupt) for each in caught}
+    report_lost, sys.unraisablehook = sys.unraisablehook, send_again
     try:
         yield
     finally:
+        sys.unraisablehook = report_lost
         for each, handler in before.items():
             signal.signal(each, handler)
