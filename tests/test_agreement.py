@@ -80,12 +80,11 @@ def assert_agree(scores: np.ndarray, expected: np.ndarray) -> None:
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != REFERENCE.name])
 def test_strategy_gives_the_reference_scores(case: Case, name: str) -> None:
     """Whatever the batch size, the order of tickets and their repeats."""
-    for size in (1, 3, 32):
-        limits = Limits(batch_tickets=size, batch_tokens=size * 60)
-        assert_agree(case.score(name, case.tickets, limits), case.expected)
-    limits = Limits(batch_tickets=3, batch_tokens=400)
-    assert_agree(case.score(name, case.tickets[::-1], limits), case.expected[::-1])
-    assert_agree(case.score(name, [*case.tickets, *case.tickets], limits), np.tile(case.expected, (2, 1)))
+    few = slice(1, 4)
+    assert_agree(case.score(name, case.tickets[few], Limits(batch_tickets=1, batch_tokens=60)), case.expected[few])
+    assert_agree(case.score(name, case.tickets, Limits(batch_tickets=32, batch_tokens=1920)), case.expected)
+    mixed, expected = [*case.tickets[::-1], *case.tickets], np.concatenate([case.expected[::-1], case.expected])
+    assert_agree(case.score(name, mixed, Limits(batch_tickets=3, batch_tokens=400)), expected)
 
 
 def test_reference_is_constrained_decoding(case: Case) -> None:
