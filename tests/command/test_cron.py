@@ -126,7 +126,7 @@ def test_bytes_that_are_no_text_in_a_name(tickets: Path, tmp_path: Path, quick: 
     folder.mkdir()
     source, out = folder / os.fsdecode(b"in\xff.parquet"), folder / os.fsdecode(b"out\xfe.parquet")
     shutil.copy(tickets, source)
-    assert_done(run("classify", source, out, *quick))
+    assert_done(run_warm("classify", source, out, *quick))
     assert names_in(folder) == {source.name, out.name, out.name + ".report.json"}
     assert read_report(out)["rows"]["read"] == 5
 
@@ -211,7 +211,7 @@ def test_names_are_literal(name: str, tickets: Path, tmp_path: Path, quick: list
 @pytest.mark.slow
 def test_message_about_a_name_of_two_lines_is_one_line(tmp_path: Path, out: Path, quick: list[str]) -> None:
     """A newline in a name does not break the rule of one line an error."""
-    assert_refused(run("classify", tmp_path / "a\nb.parquet", out, *quick), 3, "b.parquet")
+    assert_refused(run_warm("classify", tmp_path / "a\nb.parquet", out, *quick), 3, "b.parquet")
 
 
 @pytest.mark.slow
@@ -238,7 +238,7 @@ def test_link_stays_a_link(target: str, exists: bool, tickets: Path, out: Path, 
 def test_link_to_itself(tickets: Path, out: Path, quick: list[str]) -> None:
     """A link that leads nowhere but to itself is exit 4."""
     out.symlink_to(out.name)
-    assert_refused(run("classify", tickets, out, *quick), 4, "symbolic link")
+    assert_refused(run_warm("classify", tickets, out, *quick), 4, "symbolic link")
 
 
 def spelled(tickets: Path, how: str) -> Path:
@@ -262,7 +262,7 @@ SPELLINGS = ["same", "symlink", "hard link", "spelling"]
 def test_output_that_is_the_input(how: str, tickets: Path, quick: list[str]) -> None:
     """OUT naming IN is refused in any spelling, and IN is untouched."""
     out, before = spelled(tickets, how), digest(tickets)
-    assert_refused(run("classify", tickets, out, *quick), 2, "the same file")
+    assert_refused(run_warm("classify", tickets, out, *quick), 2, "the same file")
     assert digest(tickets) == before
 
 
@@ -283,7 +283,7 @@ def test_report_that_is_another_file_of_the_run(
     report = spelled(target, how)
     before = target.read_bytes() if target.exists() else None
     arguments = [tickets, out, "--labels", labels, "--cache", cache, "--report", report]
-    assert_refused(run("classify", *arguments, *quick[:2], *quick[4:]), 2, "report")
+    assert_refused(run_warm("classify", *arguments, *quick[:2], *quick[4:]), 2, "report")
     assert (target.read_bytes() if target.exists() else None) == before
 
 
@@ -291,7 +291,7 @@ def test_report_that_is_another_file_of_the_run(
 def test_cache_that_is_the_input(tickets: Path, out: Path, quick: list[str]) -> None:
     """`--cache IN` does not touch IN."""
     before = digest(tickets)
-    assert_refused(run("classify", tickets, out, *quick, "--cache", tickets), 2)
+    assert_refused(run_warm("classify", tickets, out, *quick, "--cache", tickets), 2)
     assert digest(tickets) == before
     assert names_in(tickets.parent) == {"in.parquet"}
 
@@ -299,7 +299,7 @@ def test_cache_that_is_the_input(tickets: Path, out: Path, quick: list[str]) -> 
 def test_no_clobber(tickets: Path, out: Path, quick: list[str]) -> None:
     """`--no-clobber` leaves an existing OUT alone: exit 4."""
     out.write_bytes(OLD)
-    assert_refused(run("classify", tickets, out, *quick, "--no-clobber"), 4, "exists already")
+    assert_refused(run_warm("classify", tickets, out, *quick, "--no-clobber"), 4, "exists already")
     assert out.read_bytes() == OLD
     assert names_in(out.parent) == {"out.parquet"}
 
@@ -327,7 +327,7 @@ def test_impossible_output(what: str, tickets: Path, tmp_path: Path, quick: list
     (folder / "file.parquet").write_bytes(OLD)
     os.mkfifo(folder / "fifo.parquet")
     before = names_in(folder), names_in(tmp_path)
-    assert_refused(run("classify", tickets, name, *quick, cwd=folder), code)
+    assert_refused(run_warm("classify", tickets, name, *quick, cwd=folder), code)
     assert (names_in(folder), names_in(tmp_path)) == before
     assert (folder / "file.parquet").read_bytes() == OLD
 
@@ -352,7 +352,7 @@ def test_impossible_input(what: str, tmp_path: Path, out: Path, quick: list[str]
     (folder / "notes.txt").write_text("hello\n", encoding="utf-8")
     (folder / "nowhere.parquet").symlink_to("no such file")
     os.mkfifo(folder / "fifo.jsonl")
-    assert_refused(run("classify", INPUTS[what], out, *quick, cwd=folder), 3)
+    assert_refused(run_warm("classify", INPUTS[what], out, *quick, cwd=folder), 3)
     assert names_in(out.parent) == set()
 
 
@@ -382,10 +382,10 @@ def test_flag_beats_environment_beats_file(tickets: Path, out: Path, tmp_path: P
     (tmp_path / "ticket-etl.toml").write_text('labels = "file.toml"\n', encoding="utf-8")
     environment = clean_environment(TICKET_ETL_LABELS="environment.toml")
     command = ["classify", tickets, out]
-    assert_refused(run(*command, cwd=tmp_path), 2, "label file file.toml")
-    assert_refused(run(*command, cwd=tmp_path, environment=environment), 2, "label file environment.toml")
+    assert_refused(run_warm(*command, cwd=tmp_path), 2, "label file file.toml")
+    assert_refused(run_warm(*command, cwd=tmp_path, environment=environment), 2, "label file environment.toml")
     flagged = [*command, "--labels", "flag.toml"]
-    assert_refused(run(*flagged, cwd=tmp_path, environment=environment), 2, "label file flag.toml")
+    assert_refused(run_warm(*flagged, cwd=tmp_path, environment=environment), 2, "label file flag.toml")
 
 
 @pytest.mark.slow
@@ -394,9 +394,9 @@ def test_named_file_beats_the_one_in_the_current_folder(tickets: Path, out: Path
     (tmp_path / "ticket-etl.toml").write_text('labels = "here.toml"\n', encoding="utf-8")
     (tmp_path / "other.toml").write_text('labels = "there.toml"\n', encoding="utf-8")
     command = ["classify", tickets, out]
-    assert_refused(run(*command, "--config", "other.toml", cwd=tmp_path), 2, "there.toml")
+    assert_refused(run_warm(*command, "--config", "other.toml", cwd=tmp_path), 2, "there.toml")
     environment = clean_environment(TICKET_ETL_CONFIG=str(tmp_path / "other.toml"))
-    assert_refused(run(*command, cwd=tmp_path, environment=environment), 2, "there.toml")
+    assert_refused(run_warm(*command, cwd=tmp_path, environment=environment), 2, "there.toml")
 
 
 BAD_FILES = {
@@ -420,7 +420,7 @@ def test_bad_configuration_file(what: str, tickets: Path, out: Path, tmp_path: P
     """A configuration file that cannot be meant is exit 2 in one line that names what is wrong with it."""
     text, words = BAD_FILES[what]
     (tmp_path / "ticket-etl.toml").write_text(text, encoding="utf-8", errors="surrogateescape")
-    assert_refused(run("classify", tickets, out, cwd=tmp_path), 2, *words)
+    assert_refused(run_warm("classify", tickets, out, cwd=tmp_path), 2, *words)
 
 
 TEXT_COLUMNS = ['text-column = "subject"', 'text-column = ["subject", "text"]', 'text_column = ["subject"]']
@@ -430,14 +430,14 @@ TEXT_COLUMNS = ['text-column = "subject"', 'text-column = ["subject", "text"]', 
 def test_text_columns_from_the_file(line: str, tickets: Path, out: Path, tmp_path: Path, quick: list[str]) -> None:
     """`text-column` in the file is the flag's word; a name or a list of names."""
     (tmp_path / "ticket-etl.toml").write_text(line + "\n", encoding="utf-8")
-    assert_refused(run("classify", tickets, out, *quick, cwd=tmp_path), 2, "'subject'")
+    assert_refused(run_warm("classify", tickets, out, *quick, cwd=tmp_path), 2, "'subject'")
 
 
 @pytest.mark.slow
 def test_text_column_with_a_space_from_the_environment(tickets: Path, out: Path, quick: list[str]) -> None:
     """A column name may hold a space, in the environment too."""
     environment = clean_environment(TICKET_ETL_TEXT_COLUMN="full text")
-    assert_refused(run("classify", tickets, out, *quick, environment=environment), 2, "'full text'")
+    assert_refused(run_warm("classify", tickets, out, *quick, environment=environment), 2, "'full text'")
 
 
 @pytest.mark.slow
@@ -445,7 +445,7 @@ def test_switches_from_the_file(tickets: Path, out: Path, tmp_path: Path, quick:
     """A switch is set in the file under its own long name."""
     out.write_bytes(OLD)
     (tmp_path / "ticket-etl.toml").write_text("no-clobber = true\n", encoding="utf-8")
-    assert_refused(run("classify", tickets, out, *quick, cwd=tmp_path), 4, "exists already")
+    assert_refused(run_warm("classify", tickets, out, *quick, cwd=tmp_path), 4, "exists already")
 
 
 BAD_ARGUMENTS: list[tuple[str, ...]] = [
@@ -467,7 +467,7 @@ BAD_ARGUMENTS: list[tuple[str, ...]] = [
 @pytest.mark.parametrize("arguments", slow_but(BAD_ARGUMENTS[:1], BAD_ARGUMENTS, " ".join))
 def test_bad_argument(arguments: tuple[str, ...], tickets: Path, out: Path) -> None:
     """What the command line cannot mean is exit 2 in one line."""
-    assert_refused(run("classify", tickets, out, *arguments), 2)
+    assert_refused(run_warm("classify", tickets, out, *arguments), 2)
     assert names_in(out.parent) == set()
 
 
@@ -475,7 +475,7 @@ def test_bad_argument(arguments: tuple[str, ...], tickets: Path, out: Path) -> N
 def test_bad_environment_value(tickets: Path, out: Path) -> None:
     """A bad value in the environment is exit 2."""
     environment = clean_environment(TICKET_ETL_WINDOW_TICKETS="many")
-    assert_refused(run("classify", tickets, out, environment=environment), 2, "many")
+    assert_refused(run_warm("classify", tickets, out, environment=environment), 2, "many")
 
 
 @pytest.mark.slow
@@ -503,7 +503,7 @@ def test_order_of_refusals(tmp_path: Path, setup_folder: Path) -> None:
         (missing, out, labels, model, 3, "missing.parquet"),
         (tickets, out, labels, model, 2, "--replace-columns"),
     ):
-        outcome = run("classify", source, target, "--labels", used_labels, "--model", used_model)
+        outcome = run_warm("classify", source, target, "--labels", used_labels, "--model", used_model)
         assert_refused(outcome, code, words)
 
 
@@ -516,7 +516,7 @@ def test_model_is_looked_for_before_data_is_read(tmp_path: Path, out: Path) -> N
 
 def test_report_in_a_missing_folder(tickets: Path, out: Path, tmp_path: Path, quick: list[str]) -> None:
     """A report that cannot be written is refused before the work, not after it."""
-    outcome = run("classify", tickets, out, *quick, "--report", tmp_path / "nowhere" / "report.json")
+    outcome = run_warm("classify", tickets, out, *quick, "--report", tmp_path / "nowhere" / "report.json")
     assert_refused(outcome, 4, "the report")
     assert names_in(out.parent) == set()
 
