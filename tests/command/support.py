@@ -90,7 +90,11 @@ def run(*arguments: object, data: bytes | None = None, **options: Any) -> Outcom
 
 
 def run_warm(
-    *arguments: object, data: bytes | None = None, environment: Mapping[str, str] | None = None, cwd: Path | None = None
+    *arguments: object,
+    data: bytes | None = None,
+    environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    umask: int = 0o022,
 ) -> Outcome:
     """Run the command in a fresh child of a process that has loaded torch already, which saves most of a short run.
 
@@ -103,7 +107,7 @@ def run_warm(
         Path(streams[0]).write_bytes(data or b"")
         variables = dict(environment or clean_environment())
         told = [str(each) for each in arguments]
-        child = forks.Process(target=_command, args=(told, variables, cwd or Path.cwd(), *streams))
+        child = forks.Process(target=_command, args=(told, variables, cwd or Path.cwd(), umask, *streams))
         child.start()
         child.join(TIMEOUT)
         if child.exitcode is None:
@@ -113,8 +117,11 @@ def run_warm(
     return Outcome(child.exitcode, out, err)
 
 
-def _command(arguments: list[str], environment: dict[str, str], cwd: Path, source: str, out: str, err: str) -> None:
+def _command(
+    arguments: list[str], environment: dict[str, str], cwd: Path, umask: int, source: str, out: str, err: str
+) -> None:
     os.chdir(cwd)
+    os.umask(umask)
     os.environ.clear()
     os.environ.update(environment)
     for path, mode, number in ((source, os.O_RDONLY, 0), (out, os.O_WRONLY, 1), (err, os.O_WRONLY, 2)):

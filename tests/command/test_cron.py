@@ -360,7 +360,7 @@ def test_impossible_input(what: str, tmp_path: Path, out: Path, quick: list[str]
 @pytest.mark.parametrize(("umask", "mode"), [(0o027, 0o640), (0o002, 0o664)])
 def test_mode_by_umask(umask: int, mode: int, tickets: Path, out: Path, quick: list[str]) -> None:
     """New files have the mode that the umask gives; no file beside them is more open while the run goes on."""
-    assert_done(run("classify", tickets, out, *quick, preexec_fn=lambda: os.umask(umask)))
+    assert_done(run_warm("classify", tickets, out, *quick, umask=umask))
     assert out.stat().st_mode & 0o777 == mode
     assert out.with_name("out.parquet.report.json").stat().st_mode & 0o777 == mode
 
@@ -370,7 +370,7 @@ def test_mode_of_the_replaced_file(tickets: Path, out: Path, quick: list[str]) -
     """A replaced file keeps its mode, whatever the umask."""
     out.write_bytes(OLD)
     out.chmod(0o604)
-    assert_done(run("classify", tickets, out, *quick, preexec_fn=lambda: os.umask(0o077)))
+    assert_done(run_warm("classify", tickets, out, *quick, umask=0o077))
     assert out.stat().st_mode & 0o777 == 0o604
 
 
